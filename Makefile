@@ -1,0 +1,49 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`. Both make their own .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Oldest supported and a middle onnxruntime; the newest is the one in .venv. The kernels and fused files are run on all three.
+OLD_ONNXRUNTIMES := 1.20.1 1.24.4
+
+.PHONY: demo test lint format unit venv clean gpu-check
+
+demo: $(VENV)/ready-demo
+	$(BIN)/rmsnorm-deploy demo
+
+$(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ort]'
+	touch $@
+
+$(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]'
+	touch $@
+
+# One small environment for each older onnxruntime.
+.venvs/ort-%/ready:
+	$(PYTHON) -m venv .venvs/ort-$*
+	.venvs/ort-$*/bin/python -m pip install -q --disable-pip-version-check 'onnxruntime==$*' 'numpy<2.3' onnx ml_dtypes pytest
+	touch $@
+
+venv: $(VENV)/ready-dev
+
+test: venv $(OLD_ONNXRUNTIMES:%=.venvs/ort-%/ready) lint unit
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp')
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp')
+
+unit: venv
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) .venvs build dist

@@ -1,0 +1,68 @@
+// The kernels for AVX2 with FMA and F16C. Compiled with those instructions switched on: nothing in this file may have
+// external linkage but the table, or a machine without them could be given code from here.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "table.h"
+
+using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+
+constexpr int kLanes = 8;
+using Vector = __m256;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Vector set1(float value) { return _mm256_set1_ps(value); }
+
+INLINE __m128i load_shorts(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+INLINE void store_shorts(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+
+INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
+INLINE Vector load(const Half* p) { return _mm256_cvtph_ps(load_shorts(p)); }
+INLINE Vector load(const Bfloat* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_shorts(p)), 16));
+}
+
+// The bits of v rounded to bfloat16, in the upper half of each word; the lower half holds rubbish.
+INLINE __m256i bfloat_in_upper_half(Vector v) {
+  const __m256i u = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  // Rounding a NaN could carry into the sign; it is made quiet instead.
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 is_nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet), is_nan));
+}
+
+INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+INLINE void store(Half* p, Vector v) { store_shorts(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE void store(Bfloat* p, Vector v) {
+  const __m256i words = _mm256_srli_epi32(bfloat_in_upper_half(v), 16);
+  store_shorts(p, _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+INLINE Vector rounded(Vector v, const float*) { return v; }
+INLINE Vector rounded(Vector v, const Half*) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE Vector rounded(Vector v, const Bfloat*) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm256_castsi256_ps(_mm256_and_si256(bfloat_in_upper_half(v), upper));
+}
+
+INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+INLINE Vector square_add(Vector v, Vector total) { return _mm256_fmadd_ps(v, v, total); }
+
+#define KERNEL_TABLE kAvx2Kernels
+#define KERNEL_NAME "avx2"
+#include "kernels.inc"

@@ -1,0 +1,77 @@
+// One norm, checked and laid out: which kernel runs, over which units of work, with scale and bias as that kernel wants
+// them. The contract's entry point and the onnxruntime binding share it; the binding runs ranges of units in parallel.
+#ifndef RMSNORM_DEPLOY_CPU_PLAN_H_
+#define RMSNORM_DEPLOY_CPU_PLAN_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "../include/rms_norm.h"
+#include "table.h"
+
+namespace rmsnorm_deploy {
+
+// A scale or bias in the arithmetic type, expanded over the normalised dimensions: [distinct, size] where it is the
+// same in all columns, else [distinct, size, inner]. `distinct` counts the leading positions at which it differs.
+struct Weights {
+  const void* data = nullptr;
+  std::unique_ptr<unsigned char[]> owned;  // empty where the caller's memory has that layout already
+  bool by_column = false;
+  std::int64_t outer_strides[RMS_NORM_MAX_RANK] = {};  // in elements of `data`, for each leading dimension
+};
+
+class Plan {
+ public:
+  // Check `params` and prepare to run it. `already_rounded`: scale and bias hold values of round_type, so that rounding
+  // them again would change nothing. Returns a code of the contract; the plan is usable on RMS_NORM_OK only.
+  //
+  // Throws nothing. Keeps a copy of `params`; the tensors must outlive the plan.
+  int prepare(const rms_norm_params& params, bool already_rounded) noexcept;
+
+  // Number of units of work; they can run in any order and at the same time.
+  std::int64_t units() const noexcept { return units_; }
+
+  // Bytes of x that one unit covers.
+  std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
+
+  void run(std::int64_t begin, std::int64_t end) const noexcept;
+
+ private:
+  bool layout(Weights& weights, const void* data, const std::int64_t* strides, bool already_rounded) const;
+  std::int64_t offset(const Weights& weights, std::int64_t outer) const noexcept;
+  void run_rows(std::int64_t begin, std::int64_t end) const noexcept;
+  void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
+  void run_double(std::int64_t begin, std::int64_t end) const noexcept;
+
+  rms_norm_params params_ = {};
+  const KernelTable* kernels_ = nullptr;
+  bool double_ = false;     // arithmetic in float64
+  std::int64_t outer_ = 0;  // product of the dimensions before the normalised ones
+  std::int64_t size_ = 0;   // of the normalised ones
+  std::int64_t inner_ = 0;  // of those behind
+  std::int64_t measured_ = 0;
+  std::int64_t same_weights_ = 1;  // this many consecutive outer positions share scale and bias
+  std::int64_t tiles_ = 1;         // units for each outer position where inner > 1
+  std::int64_t units_ = 0;
+  std::int64_t unit_bytes_ = 0;
+  int element_ = 0;
+  int mode_ = 0;
+  int rounding_ = 0;
+  Statistic statistic_ = {};
+  Weights scale_;
+  Weights bias_;
+};
+
+// Bytes of one element, or 0 for a type that the contract does not have.
+std::int64_t element_size(std::int32_t type) noexcept;
+
+// `count` elements of `type` at `data`, each rounded to `round_type` and widened to `to` (float32 or float64).
+void convert(const void* data, std::int32_t type, std::int64_t count, std::int32_t round_type, std::int32_t to,
+             void* result) noexcept;
+
+// The chosen kernels, or null where the environment asks for some that cannot run.
+const KernelTable* kernels() noexcept;
+
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CPU_PLAN_H_

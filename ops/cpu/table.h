@@ -1,0 +1,82 @@
+// What one instruction set's kernels look like to the code that calls them. Plain data and function pointers only:
+// this header is included by translation units with different instruction sets, so it must not define any inline
+// function with external linkage (the linker would keep one copy, perhaps the one that this machine cannot run).
+#ifndef RMSNORM_DEPLOY_CPU_TABLE_H_
+#define RMSNORM_DEPLOY_CPU_TABLE_H_
+
+#include <cstdint>
+
+namespace rmsnorm_deploy {
+
+// Index of the first level of a kernel table.
+enum ElementIndex { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2, kElementCount = 3 };
+
+// Index of the second level: what is computed beside the plain norm.
+enum Mode { kPlain = 0, kResidual = 1, kBias = 2, kResidualBias = 3, kModeCount = 4 };
+
+// Index of the third level: where the value is rounded.
+enum Rounding {
+  kRoundOnce = 0,   // at the end only
+  kRoundTwice = 1,  // to the element type before the scale too, and after every step
+  kRoundingCount = 2
+};
+
+// How a mean square becomes an rms.
+struct Statistic {
+  double epsilon;
+  double epsilon_outside;
+  double rms_floor;
+};
+
+// Rows that lie one behind the other: x is [rows, size].
+struct RowsArgs {
+  const void* x;
+  const void* residual;  // or null, by the mode
+  void* y;
+  void* sum;           // or null, by the mode
+  const float* scale;  // [size], already rounded
+  const float* bias;   // [size], already rounded, or null
+  std::int64_t rows;
+  std::int64_t size;
+  std::int64_t measured;  // how many leading entries of a row make up the mean; 1 to size
+  Statistic statistic;
+};
+
+// A norm down the columns of one [size, inner] matrix, for the columns [begin, end).
+struct ColumnsArgs {
+  const void* x;
+  const void* residual;
+  void* y;
+  void* sum;
+  const float* scale;  // [size], or [size, inner] where by_column
+  const float* bias;
+  bool scale_by_column;
+  bool bias_by_column;
+  std::int64_t size;
+  std::int64_t inner;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t measured;
+  Statistic statistic;
+};
+
+using RowsKernel = void (*)(const RowsArgs&);
+using ColumnsKernel = void (*)(const ColumnsArgs&);
+
+struct KernelTable {
+  const char* name;
+  RowsKernel rows[kElementCount][kModeCount][kRoundingCount];
+  ColumnsKernel columns[kElementCount][kModeCount][kRoundingCount];
+};
+
+// Columns that a kernel handles together; work is best divided at multiples of it.
+constexpr std::int64_t kColumnTile = 64;
+
+extern const KernelTable kPortableKernels;
+#if defined(RMSNORM_DEPLOY_HAVE_AVX2)
+extern const KernelTable kAvx2Kernels;
+#endif
+
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CPU_TABLE_H_

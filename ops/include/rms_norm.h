@@ -1,0 +1,129 @@
+/*
+ * The kernels' C contract: what a caller hands over and what the kernels promise. No onnxruntime, CUDA or STL types, so
+ * that a test can drive it through a foreign-function interface and every backend can share it.
+ *
+ * With c the arithmetic type (`stash_type`) and T the type of x:
+ *
+ *     s    = T(c(x) + c(residual))                     where `residual` is given; written to `sum`; then x is s
+ *     ms   = mean of c(x)^2 over the normalised dimensions, or over the first `partial_size` entries of the only one
+ *     rms  = max(sqrt(ms + epsilon) + epsilon_outside, rms_floor)                              a NaN stays a NaN
+ *     n    = round_type(c(x) / rms)
+ *     y    = round_type(c(n) * c(round_type(scale)))
+ *     y    = round_type(c(y) + c(round_type(bias)))    where `bias` is given
+ *     y    = T(y)
+ *
+ * Every rounding is to nearest, ties to even. float32 kernels multiply by the reciprocal of rms (wherever that is a
+ * normal number) and keep the mean in a wider sum, so a result differs from exact arithmetic by about one unit in the
+ * last place of the largest value of its row. Squares overflow to infinity beyond |x| of about 1.8e19, as in float32
+ * arithmetic spelled out.
+ *
+ * Rounding errors apart, nothing here depends on alignment, on how the work is divided, or on neighbouring rows.
+ */
+#ifndef RMSNORM_DEPLOY_RMS_NORM_H_
+#define RMSNORM_DEPLOY_RMS_NORM_H_
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define RMS_NORM_EXPORT __attribute__((visibility("default")))
+#else
+#define RMS_NORM_EXPORT
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Value of `rms_norm_params.version` for the layout below. */
+#define RMS_NORM_PARAMS_VERSION 1
+
+/* Most dimensions that x can have. */
+#define RMS_NORM_MAX_RANK 16
+
+/* Element types. The numbers are those of ONNX. */
+enum { RMS_NORM_FLOAT32 = 1, RMS_NORM_FLOAT16 = 10, RMS_NORM_FLOAT64 = 11, RMS_NORM_BFLOAT16 = 16 };
+
+/* What a call can return. */
+enum {
+  RMS_NORM_OK = 0,
+  RMS_NORM_BAD_VERSION = 1,  /* `version` is not RMS_NORM_PARAMS_VERSION */
+  RMS_NORM_BAD_TYPE = 2,     /* an element type is unknown, or the combination is not supported */
+  RMS_NORM_BAD_SHAPE = 3,    /* rank, a dimension, or the run of axes is outside its range */
+  RMS_NORM_BAD_POINTER = 4,  /* a pointer that is needed is NULL, or residual and sum do not come together */
+  RMS_NORM_BAD_PARTIAL = 5,  /* partial_size is below 1, or below the dimension with several axes */
+  RMS_NORM_BAD_VALUE = 6,    /* epsilon, epsilon_outside or rms_floor is negative or not finite */
+  RMS_NORM_BAD_STRIDE = 7,   /* a stride of scale or bias is negative */
+  RMS_NORM_BAD_ISA = 8,      /* the instruction set asked for is unknown, or this machine lacks it */
+  RMS_NORM_OUT_OF_MEMORY = 9 /* no memory for the converted scale and bias */
+};
+
+/*
+ * One call. All tensors of x's shape (x, residual, y, sum) are contiguous, in row-major order.
+ *
+ * Aliasing: y may be x or residual, and sum may be x or residual, each only as exactly the same address; y and sum
+ * must not overlap, and nothing that is written may overlap scale or bias. No pointer needs any alignment beyond that
+ * of its element type.
+ */
+typedef struct rms_norm_params {
+  uint32_t version; /* RMS_NORM_PARAMS_VERSION */
+
+  int32_t x_type;     /* T: type of x, residual, y and sum */
+  int32_t scale_type; /* type of scale and bias in memory: T or float32 */
+  int32_t round_type; /* type to which n and y are rounded: T, float32, or float64 with stash_type float64 */
+  int32_t stash_type; /* c: float32 or float64; with x_type float64 all arithmetic is float64 whatever this says */
+
+  int32_t rank;       /* number of dimensions of x, 1 to RMS_NORM_MAX_RANK */
+  int32_t axis_begin; /* first normalised dimension, from 0 */
+  int32_t axis_count; /* number of normalised dimensions, all adjacent, at least 1 */
+
+  const void* x;
+  const void* residual; /* or NULL; comes together with sum */
+  const void* scale;
+  const void* bias; /* or NULL */
+  void* y;
+  void* sum; /* or NULL */
+
+  int64_t shape[RMS_NORM_MAX_RANK];         /* of x, in elements; a zero makes the call a no-op */
+  int64_t scale_strides[RMS_NORM_MAX_RANK]; /* in elements, one for each dimension of x; 0 where scale is broadcast */
+  int64_t bias_strides[RMS_NORM_MAX_RANK];  /* the same for bias; ignored without one */
+
+  int64_t partial_size;  /* leading entries of the normalised dimension in the mean; INT64_MAX, or >= size, is all */
+  float epsilon;         /* added to the mean square */
+  float epsilon_outside; /* added to the root */
+  float rms_floor;       /* least rms */
+} rms_norm_params;
+
+/*
+ * Run one norm on the calling thread. Safe to call from several threads at once; keeps no state between calls.
+ *
+ * Returns RMS_NORM_OK or one of the codes above; on any other code nothing has been written.
+ */
+RMS_NORM_EXPORT int rmsnorm_deploy_cpu_run(const rms_norm_params* params);
+
+/* The sentence that belongs to a code; never NULL, never to be freed. */
+RMS_NORM_EXPORT const char* rmsnorm_deploy_error_text(int code);
+
+/*
+ * Name of the instruction set whose kernels run: "portable" or "avx2". It is chosen once, at the first use: the
+ * best that this machine has, or what the environment variable RMSNORM_DEPLOY_ISA names. NULL where that variable
+ * names one that is unknown or that this machine lacks; every run then returns RMS_NORM_BAD_ISA.
+ */
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cpu_isa(void);
+
+/*
+ * Choose the instruction set for all later runs of this process; for tests and measurements. NULL or "" chooses again
+ * as at the first use. Returns RMS_NORM_OK, or RMS_NORM_BAD_ISA and changes nothing.
+ */
+RMS_NORM_EXPORT int rmsnorm_deploy_cpu_set_isa(const char* name);
+
+/*
+ * Names of the instruction sets that this library has kernels for, best first, by index; NULL past the last. `usable`,
+ * where not NULL, receives 1 where this machine can run it, else 0.
+ */
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cpu_isa_at(int index, int* usable);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* RMSNORM_DEPLOY_RMS_NORM_H_ */

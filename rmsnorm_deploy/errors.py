@@ -1,0 +1,44 @@
+"""The errors that a user can meet, each with its exit code and the line that says how to mend it."""
+
+from __future__ import annotations
+
+
+class RmsNormDeployError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        message: what is wrong and where, in one sentence.
+        hint: what to do about it, in one sentence; may be empty.
+        exit_code: the status with which the command line ends.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message if not hint else f"{message}\n{hint}")
+        self.message = message
+        self.hint = hint
+
+
+class VerificationFailed(RmsNormDeployError):
+    """A fused model differs from its original, or fewer norms were fused than `--require` asks for."""
+
+    exit_code = 1
+
+
+class UsageError(RmsNormDeployError):
+    """The call contradicts itself or would overwrite something."""
+
+    exit_code = 2
+
+
+class ModelError(RmsNormDeployError):
+    """The model cannot be read, is not safe to read, or cannot carry the operator."""
+
+    exit_code = 3
+
+
+class MissingEnvironment(RmsNormDeployError):
+    """This machine or installation lacks what was asked for."""
+
+    exit_code = 4

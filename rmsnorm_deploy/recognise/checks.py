@@ -1,0 +1,283 @@
+"""Named predicates of the grammar: each answers one question about values, or refuses with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.partial import Factor, Refusal, Source
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_EXACT_CASTS = {
+    (ir.DataType.FLOAT16, ir.DataType.FLOAT),
+    (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
+    (ir.DataType.FLOAT16, ir.DataType.DOUBLE),
+    (ir.DataType.BFLOAT16, ir.DataType.DOUBLE),
+    (ir.DataType.FLOAT, ir.DataType.DOUBLE),
+}
+HALF_ULP = {
+    ir.DataType.FLOAT16: 2.0**-11,
+    ir.DataType.BFLOAT16: 2.0**-8,
+    ir.DataType.FLOAT: 2.0**-23,
+    ir.DataType.DOUBLE: 2.0**-48,
+}
+"""Relative size of a rounding error of a constant; a factor this close to 1 is 1."""
+
+
+def passes_unchanged(facts: Facts, node: ir.Node | None, index: int = 0) -> bool:
+    """Whether ``node`` hands its input ``index`` on with neither value nor shape changed.
+
+    Identity, Dropout without training, Cast and CastLike to the same type, multiplication by one, addition of zero.
+    """
+    if node is None or not node.outputs:
+        return False
+    if is_op(node, "Identity"):
+        return True
+    if is_op(node, "Dropout"):
+        return index == 0 and _dropout_is_off(facts, node)
+    if is_op(node, "Cast", "CastLike"):
+        dtype = facts.dtype(node.inputs[0])
+        return index == 0 and dtype is not None and dtype == facts.dtype(node.outputs[0])
+    neutral = {"Mul": 1.0, "Div": 1.0, "Sub": 0.0}.get(node.op_type) if is_op(node, "Mul", "Div", "Sub") else None
+    if neutral is not None and len(node.inputs) == 2 and (index == 0 or node.op_type == "Mul"):
+        other = node.inputs[1 - index]
+        return facts.scalar(other) == neutral and is_small_shape(facts, other, node.inputs[index])
+    return False
+
+
+def _dropout_is_off(facts: Facts, node: ir.Node) -> bool:
+    if len(node.outputs) > 1 and node.outputs[1].uses():
+        return False
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if training is None:
+        return True
+    constant = facts.constant(training)
+    return constant is not None and not constant.any()
+
+
+def is_small_shape(facts: Facts, constant: ir.Value | None, value: ir.Value | None) -> bool:
+    """Whether a constant of one element keeps ``value``'s rank when combined with it."""
+    rank = facts.rank(constant)
+    if rank is None or rank <= 1 and (rank == 0 or facts.rank(value) != 0):
+        return rank is not None
+    of_value = facts.rank(value)
+    return of_value is not None and rank <= of_value
+
+
+def strip(facts: Facts, value: ir.Value, casts: bool = True) -> ir.Value:
+    """The value behind nodes that change nothing and (with ``casts``) behind Casts that lose nothing."""
+    for _ in range(64):
+        node = value.producer()
+        if node is None or not node.inputs or value.index() != 0:
+            return value
+        index = next((i for i in range(len(node.inputs)) if passes_unchanged(facts, node, i)), None)
+        if index is None and casts and is_op(node, "Cast", "CastLike") and is_exact_cast(facts, node):
+            index = 0
+        source = None if index is None else node.inputs[index]
+        if source is None:
+            return value
+        value = source
+    return value
+
+
+def is_exact_cast(facts: Facts, node: ir.Node) -> bool:
+    """Whether a Cast only widens."""
+    before, after = facts.dtype(node.inputs[0]), facts.dtype(node.outputs[0])
+    return before is not None and after is not None and (before == after or (before, after) in _EXACT_CASTS)
+
+
+def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> float:
+    """The one number that ``value`` holds.
+
+    Raises:
+        Refusal: it is not constant, can be overridden, has several values, or would change the shape of ``beside``.
+    """
+    if value is not None and value.is_graph_input():
+        raise Refusal(
+            f"'{value.name}' is a graph input, so that a caller can change it",
+            expected="a constant",
+            found="a graph input" + (" with a default" if value.is_initializer() else ""),
+            hint="make it a constant: remove it from the graph inputs",
+        )
+    constant = facts.constant(value)
+    if constant is None or value is None:
+        raise Refusal(
+            f"'{value.name if value else ''}' is not a constant",
+            expected="a constant number",
+            found=_describe(facts, value),
+        )
+    if constant.size != 1 or constant.dtype.kind in "OSUb":
+        raise Refusal(
+            f"'{value.name}' holds {constant.size} values",
+            expected="one number",
+            found=f"shape {list(constant.shape)}",
+        )
+    if not is_small_shape(facts, value, beside):
+        raise Refusal(
+            f"'{value.name}' has more dimensions than the value beside it",
+            expected="a scalar",
+            found=f"shape {list(constant.shape)}",
+        )
+    return float(constant.reshape(-1)[0])
+
+
+def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, source: Source, depth: int = 0) -> Factor:
+    """A constant factor: a number, or the measured size taken from a Shape, its root or its inverse.
+
+    Raises:
+        Refusal: it is neither.
+    """
+    if value is not None and facts.constant(value) is None and depth < 8:
+        node = value.producer()
+        dim = facts.dimension(value)
+        if dim is not None and dim == source.size and not isinstance(dim, int):
+            return Factor(1.0, 1.0)
+        if is_op(node, "Cast", "CastLike", "Identity", "Unsqueeze", "Reshape", "Squeeze") and node is not None:
+            return constant_factor(facts, node.inputs[0], beside, source, depth + 1)
+        if is_op(node, "Sqrt") and node is not None:
+            return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** 0.5
+        if is_op(node, "Reciprocal") and node is not None:
+            return Factor() / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
+        if is_op(node, "Div", "Mul") and node is not None:
+            left = constant_factor(facts, node.inputs[0], beside, source, depth + 1)
+            right = constant_factor(facts, node.inputs[1], beside, source, depth + 1)
+            return left / right if node.op_type == "Div" else left * right
+        if is_op(node, "Pow") and node is not None:
+            exponent = facts.scalar(node.inputs[1])
+            if exponent is not None:
+                return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** exponent
+    return Factor(scalar_constant(facts, value, beside))
+
+
+def exponent_is(facts: Facts, value: ir.Value | None, wanted: float) -> bool:
+    """Whether every element of a constant exponent is exactly ``wanted``, compared in its own type."""
+    constant = facts.constant(value)
+    if constant is None or constant.size == 0 or constant.dtype.kind in "OSUb" or (value and value.is_graph_input()):
+        return False
+    return bool(np.all(constant == np.asarray(wanted).astype(constant.dtype))) and bool(
+        np.all(constant.astype(np.float64) == wanted)
+    )
+
+
+def reduction_axes(facts: Facts, node: ir.Node) -> tuple[int, ...]:
+    """The reduced dimensions of a Reduce node: attribute or input, default all.
+
+    The result is sorted; negative from the end where it reaches the last dimension or the rank is unknown, else counted
+    from the front.
+
+    Raises:
+        Refusal: the axes are not constant, or their place cannot be known without the rank.
+    """
+    rank = facts.rank(node.inputs[0])
+    attribute = node.attributes.get("axes")
+    axes: Sequence[int] | None = None
+    if attribute is not None:
+        if attribute.is_ref():
+            raise Refusal("the axes are an attribute of the function that holds it", expected="constant axes")
+        axes = [int(a) for a in attribute.value]
+    elif len(node.inputs) > 1 and node.inputs[1] is not None:
+        given = node.inputs[1]
+        constant = None if given.is_graph_input() else facts.constant(given)
+        if constant is None:
+            raise Refusal(
+                f"the axes '{given.name}' are not constant",
+                expected="constant axes",
+                found="a graph input" if given.is_graph_input() else _describe(facts, given),
+            )
+        axes = [int(a) for a in constant.reshape(-1)]
+    if not axes:
+        if int_attribute(node, "noop_with_empty_axes", 0):
+            raise Refusal("has no axes and noop_with_empty_axes=1: it reduces nothing", expected="at least one axis")
+        if rank is None:
+            raise Refusal("reduces all dimensions of a value of unknown rank", expected="a known rank")
+        axes = list(range(rank))
+    return canonical_axes(axes, rank)
+
+
+def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
+    """Sorted axes: negative where they reach the last dimension, else counted from the front.
+
+    Raises:
+        Refusal: they are not one contiguous run, or cannot be placed without the rank.
+    """
+    if rank is None:
+        if any(a >= 0 for a in axes):
+            raise Refusal(
+                f"axis {max(axes)} of a value of unknown rank may or may not be the last one",
+                expected="a negative axis, or a known rank",
+                found=f"axes {sorted(axes)}",
+                hint="run shape inference, or export with shapes",
+            )
+        ordered = sorted(set(axes))
+    else:
+        if any(not -rank <= a < rank for a in axes):
+            raise Refusal("an axis is outside the value's rank", found=f"axes {sorted(axes)} of rank {rank}")
+        ordered = sorted({a % rank for a in axes})
+    if ordered != list(range(ordered[0], ordered[-1] + 1)):
+        raise Refusal("the axes are not next to each other", expected="one contiguous run", found=f"axes {ordered}")
+    if rank is not None and ordered[-1] == rank - 1:
+        ordered = [a - rank for a in ordered]
+    return tuple(ordered)
+
+
+def keeps_dimensions(node: ir.Node) -> bool:
+    """Whether a Reduce node leaves its reduced dimensions in place, as 1."""
+    return bool(int_attribute(node, "keepdims", 1))
+
+
+def is_centred(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> bool:
+    """Whether ``value`` is y - mean(y) over the same axes: then the whole is a LayerNormalization, not ours to take."""
+    node = strip(facts, value).producer()
+    if not is_op(node, "Sub") or node is None or node.inputs[0] is None or node.inputs[1] is None:
+        return False
+    mean = strip(facts, node.inputs[1]).producer()
+    if not is_op(mean, "ReduceMean") or mean is None or mean.inputs[0] is None:
+        return False
+    try:
+        same_axes = reduction_axes(facts, mean) == axes
+    except Refusal:
+        return False
+    return same_axes and strip(facts, mean.inputs[0]) is strip(facts, node.inputs[0])
+
+
+def scale_broadcasts(facts: Facts, scale: ir.Value, x: ir.Value, axes: tuple[int, ...]) -> None:
+    """Whether ``scale`` may be the scale of a norm of ``x``: a parameter, not an activation, that never enlarges x.
+
+    Raises:
+        Refusal: it is not provably so.
+    """
+    shape = facts.shape(scale)
+    if shape is None:
+        raise Refusal(f"the rank of '{scale.name}' is unknown", expected="a scale that broadcasts into x")
+    if not facts.broadcasts_into(scale, x):
+        raise Refusal(
+            f"'{scale.name}' may enlarge the normalised value",
+            expected="a scale that broadcasts into x",
+            found=f"scale {_shape_text(shape)} beside x {_shape_text(facts.shape(x))}",
+        )
+    if facts.is_constant_expression(scale) or scale.producer() is None and len(shape) <= len(axes):
+        return
+    rank = facts.rank(x)
+    inside = {a if a < 0 else a - (rank or 0) for a in axes}
+    if any(d != 1 and i - len(shape) not in inside for i, d in enumerate(shape)):
+        raise Refusal(
+            f"'{scale.name}' varies along dimensions that are not normalised: a gate or a modulation, not a scale",
+            expected="a scale along the normalised dimensions",
+            found=f"shape {_shape_text(shape)}",
+        )
+
+
+def _shape_text(shape: Sequence[object] | None) -> str:
+    return "of unknown rank" if shape is None else "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+def _describe(facts: Facts, value: ir.Value | None) -> str:
+    if value is None:
+        return "nothing"
+    node = value.producer()
+    shape = _shape_text(facts.shape(value))
+    return f"a value of shape {shape}" + (f" from {node.op_type} '{node_name(node)}'" if node is not None else "")

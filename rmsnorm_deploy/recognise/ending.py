@@ -1,0 +1,218 @@
+"""Where a norm ends: from a recognised value to a Match with the operator's attributes, or a refusal.
+
+The question answered here is which of the original's roundings the operator keeps (design: never more often).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import NormParameters, Op, as_float32
+from rmsnorm_deploy.recognise import checks
+from rmsnorm_deploy.recognise.facts import Facts, is_op
+from rmsnorm_deploy.recognise.match import Match, Site
+from rmsnorm_deploy.recognise.partial import Partial, Refusal
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+
+
+def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Match:
+    """The norm that ends at ``state.value``.
+
+    Args:
+        facts: what is known about the model.
+        site: where the candidate stands.
+        state: at stage NORMALISED or OUTPUT.
+        cast_x: x may get a Cast of its own where no value of the output's type exists.
+
+    Raises:
+        Refusal: the operator cannot express it.
+    """
+    types = [t for t in state.roundings if isinstance(t, ir.DataType)]
+    out_type = types[-1]
+    whole = state.source.partial_base if state.whole else state.source.base
+    assert whole is not None and state.x is not None
+    if checks.is_centred(facts, state.source.base, state.source.axes):
+        raise Refusal(
+            "the mean is subtracted first: this is a LayerNormalization",
+            expected="an x that is not centred",
+            found="x - mean(x)",
+            hint="onnxruntime fuses it into LayerNormalization",
+            weight=3,
+        )
+    double = state.statistics[0] == DOUBLE
+    if out_type == DOUBLE and not double:
+        raise Refusal("float32 statistics become a float64 result", expected="statistics in float64")
+    scale_type, fewer = _scale_type(facts, state, out_type)
+    candidates = [v for v in (whole, state.x, state.source.cast) if facts.dtype(v) == out_type]
+    if state.whole:
+        candidates = [v for v in candidates if v is not state.source.cast]
+    if not candidates and not cast_x:
+        raise Refusal(
+            f"x of type {_name(facts, whole)} becomes a norm of type {out_type.name}",
+            expected=f"x of type {out_type.name}",
+            found=_name(facts, whole),
+        )
+    x = candidates[0] if candidates else whole
+    scale, bias = (None if v is None else _parameter(facts, v, out_type) for v in (state.scale, state.bias))
+    if scale is not None and bias is not None and facts.dtype(scale) != facts.dtype(bias):
+        raise Refusal("bias and scale are of different types")
+    factor = _factor(state, types)
+    if factor != 1.0 and out_type in checks.SIXTEEN_BIT:
+        if scale_type != FLOAT and not fewer:
+            raise Refusal("has a constant factor between two roundings")
+        scale_type = FLOAT
+    notes = list(state.notes)
+    values = {"epsilon": state.epsilon, "epsilon_outside": state.outside, "rms_floor": state.floor}
+    for name, value in values.items():
+        _fits_float32(name, value)
+        if double and as_float32(value) != value:
+            notes.append(f"{name} {value!r} is stored as float32 {as_float32(value)!r}")
+    general = bool(state.needs_general or state.bias is not None)
+    parameters = NormParameters(
+        op=Op.GENERAL_RMS_NORM if general else Op.RMS_NORM,
+        output_type=int(out_type),
+        axes=state.source.axes,
+        stash_type=int(DOUBLE if double else FLOAT),
+        scale_type=int(scale_type),
+        partial_size=state.source.partial_size if state.whole else None,
+        **values,
+    )
+    shape = facts.shape(x)
+    match = Match(
+        site=site,
+        parameters=parameters,
+        x=x,
+        output=state.value,
+        scale=scale,
+        scale_dtype=out_type if scale is None else facts.dtype(scale) or out_type,
+        factor=factor,
+        bias=bias,
+        size=_size(shape, state.source.axes),
+        rank=None if shape is None else len(shape),
+        nodes=state.nodes,
+        spelling=" > ".join(state.path),
+        fewer_roundings=fewer,
+        cast_x=not candidates,
+        notes=tuple(notes),
+    )
+    return match if general or match.cast_x else with_residual(facts, match)
+
+
+def with_residual(facts: Facts, match: Match) -> Match:
+    """The match with the addition in front of it taken in, where that is a sum of two values of one shape."""
+    add = match.x.producer()
+    if not is_op(add, "Add") or add is None or add.graph is not match.output.producer().graph:  # type: ignore[union-attr]
+        return match
+    left, right = add.inputs
+    if left is None or right is None or not facts.same_shape(left, right):
+        return match
+    if any(facts.is_constant_expression(v) for v in (left, right)):
+        return match
+    # a scale computed at run time might depend on the sum, and the operator would then wait for itself
+    scale = match.scale
+    if scale is not None and scale.producer() is not None and not facts.is_constant_expression(scale):
+        return match
+    parameters = dataclasses.replace(match.parameters, op=Op.ADD_RMS_NORM)
+    return dataclasses.replace(
+        match,
+        parameters=parameters,
+        x=left,
+        residual=right,
+        sum=match.x,
+        nodes=(add, *match.nodes),
+        spelling="Add > " + match.spelling,
+    )
+
+
+def _name(facts: Facts, value: ir.Value) -> str:
+    dtype = facts.dtype(value)
+    return "unknown" if dtype is None else dtype.name
+
+
+def _size(shape: object, axes: tuple[int, ...]) -> int | None:
+    if not isinstance(shape, tuple):
+        return None
+    size = 1
+    for axis in axes:
+        if not isinstance(shape[axis], int):
+            return None
+        size *= shape[axis]
+    return size
+
+
+def _factor(state: Partial, types: list[ir.DataType]) -> float:
+    factor = state.factor.value(state.source.size)
+    if factor is None:
+        raise Refusal(
+            "sums over an unknown number of elements",
+            expected="a mean, or a known size",
+            hint="export with a fixed hidden size",
+        )
+    tolerance = 2 * max(checks.HALF_ULP.get(t, 0.0) for t in types)
+    return 1.0 if abs(factor - 1.0) <= tolerance else factor
+
+
+def _fits_float32(name: str, value: float) -> None:
+    stored = as_float32(value) if abs(value) < 3e38 else float("inf")
+    if value and abs(stored - value) > 1e-6 * value:
+        raise Refusal(
+            f"{name} {value:g} does not fit the float32 attribute that holds it",
+            expected="a float32 number",
+            found=f"{value!r}",
+        )
+
+
+def _parameter(facts: Facts, value: ir.Value, out_type: ir.DataType) -> ir.Value:
+    """``value`` in a type that the operator takes: x's or float32."""
+    stripped = checks.strip(facts, value)
+    if facts.dtype(stripped) == out_type:
+        return stripped
+    if facts.dtype(value) in (out_type, FLOAT):
+        return value
+    if facts.dtype(stripped) == FLOAT:
+        return stripped
+    raise Refusal(
+        f"the scale or bias '{value.name}' is of type {_name(facts, value)}",
+        expected=f"{out_type.name} or FLOAT",
+        found=_name(facts, value),
+    )
+
+
+def _scale_type(facts: Facts, state: Partial, out_type: ir.DataType) -> tuple[ir.DataType, bool]:
+    """The type to which the normalised value is rounded before the scale, and whether the original rounds more often.
+
+    Raises:
+        Refusal: the original rounds in an order that the operator does not have.
+    """
+    marks = list(state.roundings)
+    at = marks.index("scale") if "scale" in marks else len(marks)
+    before = [t for t in marks[:at] if isinstance(t, ir.DataType)]
+    after = [t for t in marks[at + 1 :] if isinstance(t, ir.DataType)]
+    scaled_in = after[0] if after else before[-1]
+    narrow_before = [t for t in before if t in checks.SIXTEEN_BIT]
+    narrow = [t for t in (*before, *after) if t in checks.SIXTEEN_BIT]
+    coarse_statistics = any(t in checks.SIXTEEN_BIT for t in state.statistics)
+    if out_type not in checks.SIXTEEN_BIT:
+        if narrow:
+            raise Refusal("is rounded to 16 bits on the way to a wider type", expected="no narrowing before the end")
+        return (DOUBLE if out_type == DOUBLE or scaled_in == DOUBLE and state.statistics[0] == DOUBLE else FLOAT), coarse_statistics
+    if coarse_statistics:
+        return (out_type if scaled_in == out_type and state.scale is not None else FLOAT), True
+    if before[0] not in checks.SIXTEEN_BIT and set(narrow) == {out_type}:
+        if state.scale is None or not narrow_before:
+            if len(narrow) == 1:
+                return FLOAT, False  # one rounding, at the end
+        elif len(narrow) == 2 and scaled_in == out_type and state.bias is None:
+            return out_type, False  # rounded, scaled, rounded
+        elif len(narrow) == 2 and facts.dtype(checks.strip(facts, state.scale)) == out_type and state.bias is None:
+            return out_type, False  # scaled in float32, of values that are both 16 bits wide
+        elif len(narrow) == 3 and scaled_in == out_type and state.bias is not None:
+            return out_type, False
+    raise Refusal(
+        "rounds to 16 bits in an order that the operator does not have",
+        expected="one rounding at the end, or one before and one behind the scale",
+        found=" > ".join(t if isinstance(t, str) else t.name for t in state.roundings),
+    )

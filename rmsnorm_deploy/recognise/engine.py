@@ -1,0 +1,190 @@
+"""How the grammar is applied: from every reduction outwards, over noise, in every graph, to the furthest end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.recognise import checks, fused_forms, grammar
+from rmsnorm_deploy.recognise.ending import finish
+from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
+from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.partial import Partial, Refusal
+
+_MAX_PATH = 64
+"""Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
+
+
+def recognise(model: ir.Model) -> tuple[list[Match], list[Miss]]:
+    """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed."""
+    facts = Facts(model)
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    for scope, graph in scopes(model):
+        for node in graph:
+            found = _Candidate(facts, node, scope).run()
+            for result in found:
+                (matches if isinstance(result, Match) else misses).append(result)  # type: ignore[arg-type]
+    return _without_overlap(matches), misses
+
+
+def scopes(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    """Every graph of the model with the path that names it; our own function bodies excepted."""
+    yield from _nested("", model.graph)
+    for function in model.functions.values():
+        if function.domain != DOMAIN:
+            yield from _nested(f"{function.domain}::{function.name}" if function.domain else function.name, function)
+
+
+def _nested(scope: str, graph: ir.Graph | ir.Function) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    yield scope, graph
+    for node in graph:
+        for attribute in node.attributes.values():
+            if attribute.is_ref():
+                continue
+            inner = (
+                [attribute.value]
+                if attribute.type == ir.AttributeType.GRAPH
+                else list(attribute.value)
+                if attribute.type == ir.AttributeType.GRAPHS
+                else []
+            )
+            for i, subgraph in enumerate(inner):
+                part = f"{node_name(node)}.{attribute.name}" + (f"[{i}]" if len(inner) > 1 else "")
+                yield from _nested(f"{scope}/{part}" if scope else part, subgraph)
+
+
+def _without_overlap(matches: list[Match]) -> list[Match]:
+    """Each output is replaced once, and each residual addition is taken in by the first norm that wants it."""
+    kept: dict[ir.Value, Match] = {}
+    sums: set[ir.Value] = set()
+    for match in matches:
+        if match.output in kept:
+            continue
+        if match.sum is not None and match.residual is not None:
+            if match.sum in sums:
+                match = dataclasses.replace(
+                    match,
+                    parameters=dataclasses.replace(match.parameters, op=Op.RMS_NORM),
+                    x=match.sum,
+                    residual=None,
+                    sum=None,
+                    nodes=match.nodes[1:],
+                    spelling=match.spelling.removeprefix("Add > "),
+                )
+            else:
+                sums.add(match.sum)
+        kept[match.output] = match
+    return list(kept.values())
+
+
+class _Candidate:
+    """One reduction, followed as far as the grammar goes."""
+
+    def __init__(self, facts: Facts, node: ir.Node, scope: str) -> None:
+        self.facts = facts
+        self.node = node
+        self.site = Site(node_name(node), node.op_type, scope)
+        self.cast_x = False
+        # the refusal that got furthest: (stage, length of the path, weight), then what it says and where
+        self.furthest: tuple[tuple[int, int, int], Refusal, ir.Node] | None = None
+        self.stage = Stage.REDUCTION
+
+    def run(self) -> list[Match | Miss]:
+        opened = fused_forms.open_fused(self.facts, self.site, self.node)
+        if isinstance(opened, Match):
+            return [opened]
+        if isinstance(opened, Miss):
+            return [opened]
+        if opened is not None:
+            self.cast_x = True
+            state = opened
+        elif self.node.domain in AI_ONNX and self.node.op_type in grammar.OPENINGS:
+            try:
+                state = grammar.open_candidate(self.facts, self.node)
+            except Refusal as refusal:
+                self._refused(refusal, self.node, Stage.REDUCTION, 0)
+                return [self._miss()]
+        else:
+            return []
+        found = self._explore(state)
+        return list(found) if found else [self._miss()]
+
+    def _explore(self, state: Partial) -> list[Match]:
+        """The norms that end at or behind ``state.value``; none if nothing there is expressible."""
+        self.stage = max(self.stage, state.stage)
+        if len(state.path) > _MAX_PATH:
+            return []
+        value = state.value
+        uses = [(node, index) for node, index in value.uses()]
+        complete = bool(uses) and not value.is_graph_output()
+        branches: list[Match] = []
+        for node, index in sorted(uses, key=lambda use: (node_name(use[0]), use[1])):
+            found: list[Match] = []
+            if node.graph is self.node.graph:
+                for following in self._steps(state, node, index):
+                    found = self._explore(following)
+                    if found:
+                        break
+            complete = complete and bool(found)
+            branches.extend(found)
+        if state.stage < Stage.NORMALISED or complete:
+            # before the product every use may lead to a norm of its own; what does not keeps its nodes
+            return branches
+        try:
+            return [finish(self.facts, self.site, state, self.cast_x and not branches)]
+        except Refusal as refusal:
+            self._refused(refusal, state.nodes[-1], state.stage, len(state.path))
+            return branches
+
+    def _steps(self, state: Partial, node: ir.Node, index: int) -> Iterator[Partial]:
+        """What the grammar makes of one use of the value."""
+        if node.domain not in AI_ONNX or not node.outputs:
+            return
+        is_cast = node.op_type in ("Cast", "CastLike") and bool(state.roundings)
+        if checks.passes_unchanged(self.facts, node, index) and not (is_cast and self._retypes(state, node)):
+            yield state.moved(value=node.outputs[0], nodes=(*state.nodes, node))
+            return
+        known = False
+        for alternative in grammar.ALTERNATIVES:
+            if node.op_type not in alternative.ops or state.stage not in alternative.stages:
+                continue
+            known = True
+            try:
+                following = alternative.apply(grammar.Step(self.facts, state, node, index))
+            except Refusal as refusal:
+                self._refused(refusal, node, state.stage, len(state.path))
+                continue
+            yield following.moved(
+                value=node.outputs[0],
+                nodes=(*following.nodes, node),
+                path=(*following.path, alternative.name),
+            )
+        if not known:
+            refusal = Refusal(
+                f"goes into {node.op_type}, which is no part of a norm here",
+                expected=", ".join(sorted({o for a in grammar.ALTERNATIVES if state.stage in a.stages for o in a.ops})),
+                found=node.op_type,
+            )
+            refusal.weight = 0
+            self._refused(refusal, node, state.stage, len(state.path))
+
+    def _retypes(self, state: Partial, node: ir.Node) -> bool:
+        """Whether a Cast that the file's types call idle changes the type that the chain really has."""
+        return state.roundings[-1] != self.facts.dtype(node.outputs[0])
+
+    def _refused(self, refusal: Refusal, node: ir.Node, stage: Stage, length: int) -> None:
+        key = (int(stage), length, refusal.weight)
+        if self.furthest is None or key > self.furthest[0]:
+            self.furthest = (key, refusal, node)
+
+    def _miss(self) -> Miss:
+        if self.furthest is None:
+            return Miss(self.site, self.stage, "its value is used by nothing that the grammar knows", self.site.node)
+        _, refusal, node = self.furthest
+        return Miss(
+            self.site, self.stage, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint
+        )

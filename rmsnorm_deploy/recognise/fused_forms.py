@@ -1,0 +1,124 @@
+"""Norms that are one operator already: RMSNormalization, SimplifiedLayerNormalization and its residual form."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.recognise import checks
+from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, node_name
+from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.partial import Partial, Refusal, Source
+
+_STANDARD = {"RMSNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5}
+"""Default epsilon of each operator."""
+_CONTRIB = "com.microsoft"
+
+
+def open_fused(facts: Facts, site: Site, node: ir.Node) -> Partial | Match | Miss | None:
+    """What an already fused node stands for; None if ``node`` is none.
+
+    A state behind the scale for the plain forms (a Cast may follow), a finished Match for the residual form.
+    """
+    try:
+        if node.op_type in _STANDARD and node.domain in (*AI_ONNX, _CONTRIB):
+            return _plain(facts, node)
+        if node.op_type == "SkipSimplifiedLayerNormalization" and node.domain == _CONTRIB:
+            return _residual(facts, site, node)
+    except Refusal as refusal:
+        return Miss(
+            site, Stage.NORMALISED, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint
+        )
+    return None
+
+
+def _epsilon(node: ir.Node, default: float) -> float:
+    attribute = node.attributes.get("epsilon")
+    if attribute is None:
+        return default
+    if attribute.is_ref():
+        raise Refusal("epsilon is an attribute of the function that holds it", expected="a constant epsilon")
+    return float(attribute.value)
+
+
+def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.DataType, ir.DataType]:
+    x_type, scale_type = facts.dtype(node.inputs[0]), facts.dtype(scale)
+    if x_type not in checks.FLOATS or x_type is None or scale_type not in checks.FLOATS or scale_type is None:
+        raise Refusal("the type of x or scale is unknown", expected="a float type")
+    return x_type, scale_type
+
+
+def _no_other_outputs(node: ir.Node, allowed: tuple[int, ...]) -> None:
+    for i, output in enumerate(node.outputs):
+        if i not in allowed and (output.uses() or output.is_graph_output()):
+            raise Refusal(f"its output {i} ('{output.name}') is used", expected="statistics that nobody reads")
+
+
+def _plain(facts: Facts, node: ir.Node) -> Partial:
+    x, scale = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if x is None or scale is None:
+        raise Refusal("has no scale")
+    _no_other_outputs(node, (0,))
+    x_type, scale_type = _types(facts, node, scale)
+    if int_attribute(node, "stash_type", 1) != 1:
+        raise Refusal("has a stash_type other than float", expected="stash_type = 1")
+    axis, rank = int_attribute(node, "axis", -1), facts.rank(x)
+    axes = checks.canonical_axes(range(axis, 0) if axis < 0 else range(axis, rank or axis + 1), rank)
+    checks.scale_broadcasts(facts, scale, x, axes)
+    double = ir.DataType.DOUBLE
+    wide = double if x_type == double else ir.DataType.FLOAT
+    if node.op_type == "RMSNormalization" and x_type == scale_type:
+        # the operator's text: cast to x's type, then multiplied by the scale
+        roundings: tuple[ir.DataType | str, ...] = (wide, "scale", wide) if x_type == wide else (wide, x_type, "scale", x_type)
+    else:
+        # mixed types: exporters write the multiplication in float32, followed by a Cast; the output has scale's type
+        roundings = (wide, "scale", wide) if scale_type == wide else (wide, "scale", wide, scale_type)
+    return Partial(
+        stage=Stage.OUTPUT,
+        value=node.outputs[0],
+        source=Source(x, x, axes, None),
+        power=-1,
+        epsilon=_epsilon(node, _STANDARD[node.op_type]),
+        statistics=(wide,),
+        x=x,
+        scale=scale,
+        roundings=roundings,
+        nodes=(node,),
+        path=(node.op_type,),
+    )
+
+
+def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
+    inputs = [*node.inputs, None, None, None, None][:5]
+    x, residual, scale, bias = inputs[:4]
+    if x is None or residual is None or scale is None:
+        raise Refusal("lacks an input")
+    if bias is not None:
+        raise Refusal("adds a bias to the sum before the norm", expected="no bias input", found=f"'{bias.name}'")
+    _no_other_outputs(node, (0, 3))
+    x_type, scale_dtype = _types(facts, node, scale)
+    if x_type == ir.DataType.DOUBLE:
+        raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
+    total = node.outputs[3] if len(node.outputs) > 3 else None
+    same = facts.same_shape(x, residual)
+    parameters = NormParameters(
+        op=Op.ADD_RMS_NORM if same else Op.RMS_NORM,
+        output_type=int(x_type),
+        epsilon=_epsilon(node, 1e-5),
+    )
+    shape = facts.shape(x)
+    return Match(
+        site=site,
+        parameters=parameters,
+        x=x,
+        output=node.outputs[0],
+        scale=scale,
+        scale_dtype=scale_dtype,
+        residual=residual,
+        sum=total,
+        size=shape[-1] if shape and isinstance(shape[-1], int) else None,
+        rank=None if shape is None else len(shape),
+        nodes=(node,),
+        spelling=node.op_type,
+        add_outside=not same,
+    )

@@ -1,0 +1,112 @@
+"""What recognition finds, as data: a Match for each norm, a Miss with its reason for each candidate left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import NormParameters
+
+
+class Stage(enum.IntEnum):
+    """How far a candidate was followed; the stages of the grammar in their order."""
+
+    REDUCTION = 0
+    SQUARE = 1
+    MEAN_SQUARE = 2
+    RMS = 3
+    NORMALISED = 4
+    OUTPUT = 5
+
+    @property
+    def label(self) -> str:
+        """The stage in words."""
+        return self.name.lower().replace("_", " ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a candidate stands.
+
+    Attributes:
+        node: name of the reduction that could start a norm (of its first output where the node has no name).
+        op_type: that node's operator.
+        scope: the graph it stands in: "" for the main graph, else the path of subgraphs or the local function.
+    """
+
+    node: str
+    op_type: str
+    scope: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.node}" if self.scope else self.node
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """A candidate that stays as it is.
+
+    Attributes:
+        site: where.
+        stage: the furthest stage that was reached.
+        reason: why it stopped there, one sentence.
+        node: name of the node at which it stopped.
+        expected: what would have been accepted there.
+        found: what stands there.
+        hint: what would make it fuse; may be empty.
+    """
+
+    site: Site
+    stage: Stage
+    reason: str
+    node: str = ""
+    expected: str = ""
+    found: str = ""
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A norm that can be written as one operator.
+
+    Attributes:
+        site: where its reduction stands.
+        parameters: operator and attributes.
+        x: the value to normalise, of type ``parameters.output_type`` once ``cast_x`` is applied.
+        output: the value that Y replaces.
+        scale: the scale, or None for a norm without one.
+        scale_dtype: element type of the scale; of x where there is none.
+        factor: a constant that multiplies the scale; 1.0 for nearly every norm.
+        bias: the bias of a GeneralRMSNorm, or None.
+        residual: the value added to ``x`` first (AddRMSNorm), or None.
+        sum: the value that the second output replaces (AddRMSNorm), or None when the sum was never visible.
+        size: number of elements in the normalised dimensions, where known.
+        rank: rank of ``x``, where known.
+        nodes: the nodes that the operator stands for, first to last.
+        spelling: the alternatives of the grammar that were taken, joined by " > ".
+        fewer_roundings: the original rounds more often (16-bit statistics); ours is closer to the exact value.
+        cast_x: ``x`` is of another type and has to be cast to ``parameters.output_type`` first.
+        add_outside: ``residual`` broadcasts, so that the addition stays a node of its own.
+        notes: what a user should know about this site, one sentence each.
+    """
+
+    site: Site
+    parameters: NormParameters
+    x: ir.Value
+    output: ir.Value
+    scale: ir.Value | None = None
+    scale_dtype: ir.DataType = ir.DataType.FLOAT
+    factor: float = 1.0
+    bias: ir.Value | None = None
+    residual: ir.Value | None = None
+    sum: ir.Value | None = None
+    size: int | None = None
+    rank: int | None = None
+    nodes: tuple[ir.Node, ...] = ()
+    spelling: str = ""
+    fewer_roundings: bool = False
+    cast_x: bool = False
+    add_outside: bool = False
+    notes: tuple[str, ...] = ()

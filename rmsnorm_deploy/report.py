@@ -1,0 +1,122 @@
+"""What a fusion did, as data: the same in Python, in JSON and in the command line's tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from rmsnorm_deploy.recognise.match import Miss
+
+SCHEMA_VERSION = 1
+"""Version of the dictionary that :meth:`FusionReport.to_dict` gives; raised when a key changes its meaning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedNorm:
+    """One norm that became one node.
+
+    Attributes:
+        node: name of the new node.
+        op: its operator.
+        scope: the graph it stands in; "" is the main graph.
+        x: name of the normalised value.
+        scale: name of the scale.
+        output: name of the output.
+        residual: name of the residual, "" without one.
+        axes: the normalised dimensions.
+        epsilon: inside the root.
+        attributes: every attribute of the node.
+        type: element type of X and Y, such as "FLOAT16".
+        spelling: the alternatives of the grammar that were taken.
+        rounding: "same" as the original, or "fewer" where the original rounds statistics or products more often.
+        removed: names of the nodes that it replaced.
+        kept: names of replaced nodes that stay because something else uses their values.
+        notes: what a user should know about this site.
+    """
+
+    node: str
+    op: str
+    scope: str
+    x: str
+    scale: str
+    output: str
+    residual: str
+    axes: tuple[int, ...]
+    epsilon: float
+    attributes: dict[str, Any]
+    type: str
+    spelling: str
+    rounding: str
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionReport:
+    """Everything that one call of :func:`rmsnorm_deploy.fuse` did or would do.
+
+    Attributes:
+        fused: the norms that became one node, in graph order.
+        missed: the candidates left alone, each with its reason.
+        ops_before: number of nodes by operator ("domain::Op" outside ai.onnx), subgraphs and local functions included.
+        ops_after: the same after fusing; our own function bodies are not counted.
+        warnings: what the user should know about the model as a whole.
+        opset: the ai.onnx opset of the model.
+        form: the form in which the norms were written.
+        already: number of our own nodes that the model had before.
+    """
+
+    fused: tuple[FusedNorm, ...]
+    missed: tuple[Miss, ...]
+    ops_before: dict[str, int]
+    ops_after: dict[str, int]
+    warnings: tuple[str, ...] = ()
+    opset: int = 0
+    form: str = "plugin"
+    already: int = 0
+
+    @property
+    def near_misses(self) -> tuple[Miss, ...]:
+        """The misses that got as far as a mean square: those that a user may have expected to be fused."""
+        return tuple(m for m in self.missed if m.stage >= 2)
+
+    def summary(self) -> str:
+        """One line for people."""
+        total = len(self.fused) + len(self.near_misses)
+        text = f"fused {len(self.fused)} of {total}" if total else "no RMSNorm found"
+        near = len(self.near_misses)
+        return text + (f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""
+
+        def miss(m: Miss) -> dict[str, Any]:
+            return {
+                "node": m.site.node,
+                "op": m.site.op_type,
+                "scope": m.site.scope,
+                "stage": m.stage.label,
+                "reason": m.reason,
+                "stopped_at": m.node,
+                "expected": m.expected,
+                "found": m.found,
+                "hint": m.hint,
+            }
+
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "opset": self.opset,
+            "form": self.form,
+            "already_fused": self.already,
+            "fused": [dataclasses.asdict(f) for f in self.fused],
+            "missed": [miss(m) for m in self.missed],
+            "ops_before": self.ops_before,
+            "ops_after": self.ops_after,
+            "warnings": list(self.warnings),
+        }
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
