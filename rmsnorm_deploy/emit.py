@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -45,7 +46,7 @@ class Emitter:
         constant: gives a value of the model that holds an array, from a name and the array; equal arrays are shared.
     """
 
-    def __init__(self, unique: Callable[[str], str], constant: Callable[[str, ir.Tensor], ir.Value]) -> None:
+    def __init__(self, unique: Callable[[str], str], constant: Callable[[str, ir.Tensor[Any]], ir.Value]) -> None:
         self._unique = unique
         self._constant = constant
 
@@ -124,7 +125,11 @@ class Emitter:
                 return self._constant(f"{base}_scale", _full([1], match.factor, wide))
             shape = [1] if match.size is None or len(match.parameters.axes) != 1 else [match.size]
             if shape != [1] and match.parameters.axes[0] != -1:
-                behind = -match.parameters.axes[0] - 1 if match.parameters.axes[0] < 0 else (match.rank or 0) - match.parameters.axes[0] - 1
+                behind = (
+                    -match.parameters.axes[0] - 1
+                    if match.parameters.axes[0] < 0
+                    else (match.rank or 0) - match.parameters.axes[0] - 1
+                )
                 shape += [1] * behind
             return self._constant("rmsnorm_ones", _full(shape, 1.0, dtype))
         if match.factor == 1.0:
@@ -138,5 +143,5 @@ class Emitter:
         return self._node(nodes, "Mul", [scale, factor], f"{base}_scale", like=like)
 
 
-def _full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor:
+def _full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor[Any]:
     return ir.Tensor(np.full(shape, value, dtype.numpy()), dtype=dtype)

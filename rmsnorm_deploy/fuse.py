@@ -216,10 +216,10 @@ class _Fuser:
                 value = self.successors[value]
             return value
 
-        return dataclasses.replace(
-            match,
-            **{name: now(getattr(match, name)) for name in ("x", "output", "scale", "bias", "residual", "sum")},
-        )
+        changed: dict[str, Any] = {
+            name: now(getattr(match, name)) for name in ("x", "output", "scale", "bias", "residual", "sum")
+        }
+        return dataclasses.replace(match, **changed)
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
         """``new`` stands for ``old`` everywhere: its name, users, place among graph outputs, and annotations."""
@@ -254,7 +254,7 @@ class _Fuser:
                     work.append(producer)
                 elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
                     graph = value.graph
-                    if graph is not None and value.name in graph.initializers:
+                    if isinstance(graph, ir.Graph) and value.name is not None and value.name in graph.initializers:
                         del graph.initializers[value.name]
         return removed
 
@@ -266,7 +266,7 @@ class _Fuser:
             if function.domain != DOMAIN and any(n.domain == DOMAIN for n in function.all_nodes()):
                 function.opset_imports[DOMAIN] = op.VERSION
         for operator in sorted(ops, key=lambda o: o.value):
-            body = ir.from_proto(op.function_body(operator, self.opset))
+            body = ir.serde.deserialize_function(op.function_body(operator, self.opset))
             self.model.functions.setdefault(body.identifier(), body)
 
     # -- names and constants ------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class _Fuser:
         self.names.add(name)
         return name
 
-    def _constant(self, name: str, tensor: ir.Tensor) -> ir.Value:
+    def _constant(self, name: str, tensor: ir.Tensor[Any]) -> ir.Value:
         """An initializer of the main graph, visible in every subgraph; inside a local function, a Constant node."""
         in_main = self.root is self.model.graph
         key = (id(self.root), tensor.dtype, tuple(tensor.shape), tensor.tobytes())

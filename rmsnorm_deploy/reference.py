@@ -24,15 +24,15 @@ _DTYPES: dict[int, Any] = {
 
 def dtype_of(data_type: int) -> np.dtype[Any]:
     """The NumPy type of an ``onnx.TensorProto`` data type."""
-    return np.dtype(_DTYPES[data_type])
+    dtype: np.dtype[Any] = np.dtype(_DTYPES[data_type])
+    return dtype
 
 
-def _rounded(value: Array, data_type: int) -> Array:
-    """``value`` rounded to a 16-bit type and back; wider types are not rounded, so that float64 stays the truth."""
-    if data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        # float64 to bfloat16 goes by float32 in ml_dtypes; no double rounding is lost on values that fit float32
-        return value.astype(dtype_of(data_type)).astype(np.float64)
-    return value
+def _rounded(value: Array, data_type: int, stash_type: int) -> Array:
+    """``value`` rounded to ``data_type`` and back where that is narrower than the arithmetic; else left exact."""
+    if data_type == stash_type or data_type == TensorProto.DOUBLE:
+        return value
+    return value.astype(dtype_of(data_type)).astype(np.float64)
 
 
 def rms_norm(
@@ -58,7 +58,7 @@ def rms_norm(
         axes: the normalised dimensions.
         epsilon: inside the root.
         stash_type: 1 or 11; float32 arithmetic overflows where float64 does not, so the square is checked against it.
-        scale_type: type to which the normalised value is rounded before the scale (rounding to 16-bit types only).
+        scale_type: type to which the normalised value is rounded before the scale, where narrower than ``stash_type``.
         residual: of x's shape and type; added first, and the sum rounded to T.
         bias: broadcasts into ``x``.
         epsilon_outside: outside the root.
@@ -81,9 +81,9 @@ def rms_norm(
         if stash_type == TensorProto.FLOAT:
             square = np.where(square > np.finfo(np.float32).max, np.inf, square)
         rms = np.sqrt(square.mean(axis=tuple(axes), keepdims=True) + epsilon) + epsilon_outside
-        normalised = _rounded(wide / np.maximum(rms, rms_floor), scale_type)
-        y = normalised * _rounded(scale.astype(np.float64), scale_type)
+        normalised = _rounded(wide / np.maximum(rms, rms_floor), scale_type, stash_type)
+        y = normalised * _rounded(scale.astype(np.float64), scale_type, stash_type)
         if bias is not None:
-            y = _rounded(y, scale_type) + _rounded(bias.astype(np.float64), scale_type)
-        y = _rounded(y, scale_type)
+            y = _rounded(y, scale_type, stash_type) + _rounded(bias.astype(np.float64), scale_type, stash_type)
+        y = _rounded(y, scale_type, stash_type)
         return (y if exact else y.astype(x.dtype)), x

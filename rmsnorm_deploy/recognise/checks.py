@@ -62,7 +62,7 @@ def _dropout_is_off(facts: Facts, node: ir.Node) -> bool:
 def is_small_shape(facts: Facts, constant: ir.Value | None, value: ir.Value | None) -> bool:
     """Whether a constant of one element keeps ``value``'s rank when combined with it."""
     rank = facts.rank(constant)
-    if rank is None or rank <= 1 and (rank == 0 or facts.rank(value) != 0):
+    if rank is None or (rank <= 1 and (rank == 0 or facts.rank(value) != 0)):
         return rank is not None
     of_value = facts.rank(value)
     return of_value is not None and rank <= of_value
@@ -259,7 +259,7 @@ def scale_broadcasts(facts: Facts, scale: ir.Value, x: ir.Value, axes: tuple[int
             expected="a scale that broadcasts into x",
             found=f"scale {_shape_text(shape)} beside x {_shape_text(facts.shape(x))}",
         )
-    if facts.is_constant_expression(scale) or scale.producer() is None and len(shape) <= len(axes):
+    if facts.is_constant_expression(scale) or (scale.producer() is None and len(shape) <= len(axes)):
         return
     rank = facts.rank(x)
     inside = {a if a < 0 else a - (rank or 0) for a in axes}

@@ -33,7 +33,8 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
     types = [t for t in state.roundings if isinstance(t, ir.DataType)]
     out_type = types[-1]
     whole = state.source.partial_base if state.whole else state.source.base
-    assert whole is not None and state.x is not None
+    assert whole is not None
+    assert state.x is not None
     if checks.is_centred(facts, state.source.base, state.source.axes):
         raise Refusal(
             "the mean is subtracted first: this is a LayerNormalization",
@@ -71,6 +72,10 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         if double and as_float32(value) != value:
             notes.append(f"{name} {value!r} is stored as float32 {as_float32(value)!r}")
     general = bool(state.needs_general or state.bias is not None)
+    if not general and scale is None and _tempts_onnxruntime(facts, state.value, x):
+        # GeneralRMSNorm is the one body that onnxruntime's optimizer never fuses
+        general = True
+        notes.append("written as GeneralRMSNorm: onnxruntime would take the enlarging factor behind it for its scale")
     parameters = NormParameters(
         op=Op.GENERAL_RMS_NORM if general else Op.RMS_NORM,
         output_type=int(out_type),
@@ -99,6 +104,20 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         notes=tuple(notes),
     )
     return match if general or match.cast_x else with_residual(facts, match)
+
+
+def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
+    """Whether a product behind a norm without scale may enlarge it.
+
+    onnxruntime's SimplifiedLayerNormalization fusion takes any vector behind a norm for its scale, also one that
+    enlarges the result, and the session then fails at run time (microsoft/onnxruntime issue 31980).
+    """
+    for node, index in value.uses():
+        if is_op(node, "Mul"):
+            other = node.inputs[1 - index]
+            if other is not None and facts.rank(other) in (None, 1) and not facts.broadcasts_into(other, x):
+                return True
+    return False
 
 
 def with_residual(facts: Facts, match: Match) -> Match:
@@ -198,7 +217,9 @@ def _scale_type(facts: Facts, state: Partial, out_type: ir.DataType) -> tuple[ir
     if out_type not in checks.SIXTEEN_BIT:
         if narrow:
             raise Refusal("is rounded to 16 bits on the way to a wider type", expected="no narrowing before the end")
-        return (DOUBLE if out_type == DOUBLE or scaled_in == DOUBLE and state.statistics[0] == DOUBLE else FLOAT), coarse_statistics
+        return (
+            DOUBLE if out_type == DOUBLE or (scaled_in == DOUBLE and state.statistics[0] == DOUBLE) else FLOAT
+        ), coarse_statistics
     if coarse_statistics:
         return (out_type if scaled_in == out_type and state.scale is not None else FLOAT), True
     if before[0] not in checks.SIXTEEN_BIT and set(narrow) == {out_type}:

@@ -64,19 +64,20 @@ def _without_overlap(matches: list[Match]) -> list[Match]:
     for match in matches:
         if match.output in kept:
             continue
-        if match.sum is not None and match.residual is not None:
-            if match.sum in sums:
+        total = match.sum
+        if total is not None and match.residual is not None:
+            if total in sums:
                 match = dataclasses.replace(
                     match,
                     parameters=dataclasses.replace(match.parameters, op=Op.RMS_NORM),
-                    x=match.sum,
+                    x=total,
                     residual=None,
                     sum=None,
                     nodes=match.nodes[1:],
                     spelling=match.spelling.removeprefix("Add > "),
                 )
             else:
-                sums.add(match.sum)
+                sums.add(total)
         kept[match.output] = match
     return list(kept.values())
 
@@ -164,13 +165,13 @@ class _Candidate:
                 path=(*following.path, alternative.name),
             )
         if not known:
-            refusal = Refusal(
+            unknown = Refusal(
                 f"goes into {node.op_type}, which is no part of a norm here",
                 expected=", ".join(sorted({o for a in grammar.ALTERNATIVES if state.stage in a.stages for o in a.ops})),
                 found=node.op_type,
             )
-            refusal.weight = 0
-            self._refused(refusal, node, state.stage, len(state.path))
+            unknown.weight = 0
+            self._refused(unknown, node, state.stage, len(state.path))
 
     def _retypes(self, state: Partial, node: ir.Node) -> bool:
         """Whether a Cast that the file's types call idle changes the type that the chain really has."""

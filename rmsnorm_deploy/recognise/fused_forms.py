@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.recognise import checks
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, node_name
+from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, is_op, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.partial import Partial, Refusal, Source
 
@@ -48,6 +48,15 @@ def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.Data
     return x_type, scale_type
 
 
+def _is_all_ones(facts: Facts, scale: ir.Value, x: ir.Value) -> bool:
+    """Whether the scale is a ConstantOfShape of ones in x's shape."""
+    node = checks.strip(facts, scale).producer()
+    if not is_op(node, "ConstantOfShape") or node is None or not facts.has_shape_of(node.inputs[0], x):
+        return False
+    fill = node.attributes.get("value")
+    return fill is not None and not fill.is_ref() and bool((fill.value.numpy() == 1).all())
+
+
 def _no_other_outputs(node: ir.Node, allowed: tuple[int, ...]) -> None:
     for i, output in enumerate(node.outputs):
         if i not in allowed and (output.uses() or output.is_graph_output()):
@@ -64,12 +73,18 @@ def _plain(facts: Facts, node: ir.Node) -> Partial:
         raise Refusal("has a stash_type other than float", expected="stash_type = 1")
     axis, rank = int_attribute(node, "axis", -1), facts.rank(x)
     axes = checks.canonical_axes(range(axis, 0) if axis < 0 else range(axis, rank or axis + 1), rank)
-    checks.scale_broadcasts(facts, scale, x, axes)
+    if _is_all_ones(facts, scale, x):
+        scale = None  # exporters write a norm without scale so
+    else:
+        checks.scale_broadcasts(facts, scale, x, axes)
     double = ir.DataType.DOUBLE
     wide = double if x_type == double else ir.DataType.FLOAT
-    if node.op_type == "RMSNormalization" and x_type == scale_type:
+    roundings: tuple[ir.DataType | str, ...]
+    if scale is None:
+        roundings = (wide,) if scale_type == wide else (wide, scale_type)
+    elif node.op_type == "RMSNormalization" and x_type == scale_type:
         # the operator's text: cast to x's type, then multiplied by the scale
-        roundings: tuple[ir.DataType | str, ...] = (wide, "scale", wide) if x_type == wide else (wide, x_type, "scale", x_type)
+        roundings = (wide, "scale", wide) if x_type == wide else (wide, x_type, "scale", x_type)
     else:
         # mixed types: exporters write the multiplication in float32, followed by a Cast; the output has scale's type
         roundings = (wide, "scale", wide) if scale_type == wide else (wide, "scale", wide, scale_type)

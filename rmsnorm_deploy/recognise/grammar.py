@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.recognise import checks
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Dim, Facts, int_attribute, is_op
+from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, is_op
+from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.partial import Factor, Partial, Refusal, Source
 
@@ -57,6 +58,7 @@ class Step:
 
     @property
     def output(self) -> ir.Value:
+        """What the node makes of it."""
         return self.node.outputs[0]
 
     def constant(self) -> float:
@@ -234,7 +236,9 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
     restored = True
     if opening.name == "LpNormalization":
         if int_attribute(node, "p", 2) != 2:
-            raise Refusal("divides by another norm than L2", expected="p = 2", found=f"p = {int_attribute(node, 'p', 2)}")
+            raise Refusal(
+                "divides by another norm than L2", expected="p = 2", found=f"p = {int_attribute(node, 'p', 2)}"
+            )
         axes = checks.canonical_axes([int_attribute(node, "axis", -1)], facts.rank(reduced))
         square, name = reduced, opening.name
     elif opening.name == "Einsum":
@@ -265,7 +269,9 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
         )
     if dtype not in checks.FLOATS:
         raise Refusal(
-            f"squares '{base.name}' of type {dtype.name}", expected="float32, float16, bfloat16 or float64", found=dtype.name
+            f"squares '{base.name}' of type {dtype.name}",
+            expected="float32, float16, bfloat16 or float64",
+            found=dtype.name,
         )
     part = leading_part(facts, base, axes)
     source = Source(
@@ -415,7 +421,7 @@ def _(step: Step) -> Partial:
     node, facts = step.node, step.facts
     if step.index != 0:
         raise Refusal("is the bound of a Clip")
-    bounds = []
+    bounds: list[float | None] = []
     for i, name in ((1, "min"), (2, "max")):
         attribute = node.attributes.get(name)
         value = node.inputs[i] if len(node.inputs) > i else None
@@ -461,7 +467,9 @@ def _(step: Step) -> Partial:
         if checks.exponent_is(step.facts, step.node.inputs[1], exponent):
             break
     else:
-        raise Refusal("is raised to another power", expected="0.5, -0.5 or -1", found=f"{step.facts.scalar(step.node.inputs[1])}")
+        raise Refusal(
+            "is raised to another power", expected="0.5, -0.5 or -1", found=f"{step.facts.scalar(step.node.inputs[1])}"
+        )
     checks.scalar_constant(step.facts, step.node.inputs[1], step.state.value)
     power = step.state.power * exponent
     if power not in (1.0, -1.0, 2.0, -2.0):
@@ -530,9 +538,13 @@ def _(step: Step) -> Partial:
 # Stage 4: the normalised value
 
 
-def _numerator(step: Step, value: ir.Value) -> tuple[ir.Value, bool, ir.Value | None, Factor, tuple[ir.Node, ...]] | None:
-    """If ``value`` is x (perhaps times a scale or a constant): x as it enters, whether it is the whole of which a part
-    was measured, the scale, the constant, and the nodes in between."""
+def _numerator(
+    step: Step, value: ir.Value
+) -> tuple[ir.Value, bool, ir.Value | None, Factor, tuple[ir.Node, ...]] | None:
+    """What ``value`` is made of, if it is x, perhaps times a scale or a constant.
+
+    x as it enters, whether it is the whole of which a part was measured, scale, constant, and the nodes in between.
+    """
     facts, source = step.facts, step.state.source
 
     def which(v: ir.Value) -> bool | None:
@@ -582,6 +594,7 @@ def _normalise(step: Step, other: ir.Value, factor: Factor) -> Partial:
             "the reduced dimension is gone (keepdims=0), so that the statistic meets other rows",
             expected="keepdims=1, or an Unsqueeze behind the reduction",
             found="keepdims=0",
+            weight=2,
         )
     if state.scale is not None and scale is not None:
         raise Refusal("has two scales")
@@ -619,7 +632,7 @@ def _(step: Step) -> Partial:
 
 @alternative("Mul(W,1/rms)", [Stage.RMS], ["Mul"])
 def _(step: Step) -> Partial:
-    """x * (W * (1 / rms)): the scale meets the factor before x does."""
+    """X * (W * (1 / rms)): the scale meets the factor before x does."""
     state, facts = step.state, step.facts
     if state.power != -1 or state.scale is not None:
         raise Refusal("is not a scale times the inverse of the RMS")
@@ -698,10 +711,10 @@ def _(step: Step) -> Partial:
 def _without_expand(facts: Facts, scale: ir.Value, x: ir.Value) -> ir.Value:
     """The scale before an Expand that does no more than broadcasting does."""
     node = checks.strip(facts, scale, casts=False).producer()
-    if is_op(node, "Expand") and node is not None and node.inputs[0] is not None:
-        if facts.has_shape_of(node.inputs[1], x) or facts.broadcasts_into(node.outputs[0], x):
-            return node.inputs[0]
-    return scale
+    if not is_op(node, "Expand") or node is None or node.inputs[0] is None:
+        return scale
+    idle = facts.has_shape_of(node.inputs[1], x) or facts.broadcasts_into(node.outputs[0], x)
+    return node.inputs[0] if idle else scale
 
 
 @alternative("Add bias", PRODUCT, ["Add"])

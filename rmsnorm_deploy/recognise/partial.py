@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.recognise.facts import Dim
+from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
 
 

@@ -1,0 +1,100 @@
+"""Arithmetic on small constants, in their own type, as the graph would do it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """One node and the arrays that its inputs hold; ``like`` is the type that CastLike casts to."""
+
+    node: ir.Node
+    arrays: list[Array]
+    like: ir.DataType | None = None
+
+    def integer(self, name: str, default: int) -> int:
+        """An integer attribute of the node."""
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None or attribute.is_ref() else int(attribute.value)
+
+    def axes(self) -> tuple[int, ...]:
+        """The node's axes, from its second input or its attribute."""
+        given = self.arrays[1] if len(self.arrays) > 1 else self.node.attributes["axes"].value
+        return tuple(int(a) for a in np.reshape(given, -1))
+
+
+def fold(operands: Operands) -> Array | None:
+    """What the node computes from constants; None for operators that parameters of norms are not made of."""
+    evaluate = _FOLD.get(operands.node.op_type)
+    if evaluate is None:
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return evaluate(operands)
+    except (ValueError, IndexError, TypeError, KeyError):  # a malformed node holds no constant
+        return None
+
+
+def constant_node(node: ir.Node, small: Callable[[ir.TensorProtocol], Array | None]) -> Array | None:
+    """The value of a Constant node; ``small`` reads a tensor, or gives None for one that is too large."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            return None
+        if name == "value":
+            return small(attribute.value)
+        if name in ("value_float", "value_floats"):
+            return np.array(attribute.value, np.float32)
+        if name in ("value_int", "value_ints"):
+            return np.array(attribute.value, np.int64)
+    return None
+
+
+def _cast(o: Operands) -> Array | None:
+    to = o.node.attributes["to"]
+    return None if to.is_ref() else o.arrays[0].astype(ir.DataType(int(to.value)).numpy())
+
+
+def _slice(o: Operands) -> Array | None:
+    if len(o.arrays) < 3 or o.arrays[0].ndim != 1:
+        return None
+    start, end, step = (int(o.arrays[i].reshape(-1)[0]) if len(o.arrays) > i else 1 for i in (1, 2, 4))
+    return o.arrays[0][start:end:step]
+
+
+def _plain(function: Callable[..., Any]) -> Callable[[Operands], Array | None]:
+    return lambda o: np.asarray(function(*o.arrays)).astype(o.arrays[0].dtype)
+
+
+_FOLD: dict[str, Callable[[Operands], Array | None]] = {
+    "Identity": lambda o: o.arrays[0],
+    "Cast": _cast,
+    "CastLike": lambda o: None if o.like is None else o.arrays[0].astype(o.like.numpy()),
+    "Neg": _plain(np.negative),
+    "Abs": _plain(np.abs),
+    "Sqrt": _plain(np.sqrt),
+    "Reciprocal": _plain(lambda a: 1 / a),
+    "Add": _plain(np.add),
+    "Sub": _plain(np.subtract),
+    "Mul": _plain(np.multiply),
+    "Div": _plain(lambda a, b: a // b if a.dtype.kind in "iu" else a / b),
+    "Pow": _plain(np.power),
+    "Max": _plain(lambda *a: np.max(np.broadcast_arrays(*a), axis=0)),
+    "Min": _plain(lambda *a: np.min(np.broadcast_arrays(*a), axis=0)),
+    "Reshape": lambda o: o.arrays[0].reshape([int(d) for d in o.arrays[1]]),
+    "Unsqueeze": lambda o: np.expand_dims(o.arrays[0], o.axes()),
+    "Squeeze": lambda o: np.squeeze(o.arrays[0], o.axes()),
+    "Expand": lambda o: o.arrays[0] * np.ones([int(d) for d in o.arrays[1]], o.arrays[0].dtype),
+    "Concat": lambda o: np.concatenate(o.arrays, axis=o.integer("axis", 0)),
+    "Gather": lambda o: np.take(o.arrays[0], o.arrays[1], axis=o.integer("axis", 0)),
+    "Slice": _slice,
+    "ReduceProd": lambda o: np.asarray(o.arrays[0].prod()),
+}
