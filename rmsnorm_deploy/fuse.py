@@ -5,17 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy import op
-from rmsnorm_deploy.emit import Emitter, Form
+from rmsnorm_deploy.emit import ONNX_OPSET, Emitter, Form, suited
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.load import load_model
 from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.opset import raised
 from rmsnorm_deploy.recognise.engine import recognise, scopes
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
@@ -59,8 +60,8 @@ def fuse(
     except ValueError:
         raise UsageError(f"there is no form '{form}'", f"Forms are: {', '.join(f.value for f in Form)}.") from None
     if isinstance(model, ir.Model):
-        fused = model if dry_run else model.clone()
-        return fused, _Fuser(fused, form).run(dry_run)
+        fused, report = _fused_copy(model.clone(), form, dry_run)
+        return (model if dry_run else fused), report
     original = model if isinstance(model, onnx.ModelProto) else None
     if original is not None:
         graph = ir.from_proto(original)
@@ -70,7 +71,7 @@ def fuse(
         raise UsageError(
             f"cannot fuse a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
-    report = _Fuser(graph, form).run(dry_run)
+    graph, report = _fused_copy(graph, form, dry_run)
     if original is not None and (dry_run or not report.fused):
         copy = onnx.ModelProto()
         copy.CopyFrom(original)
@@ -81,6 +82,23 @@ def fuse(
         proto.training_info.extend(original.training_info)
         proto.graph.sparse_initializer.extend(original.graph.sparse_initializer)
     return proto, report
+
+
+def _fused_copy(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, FusionReport]:
+    """``model`` fused in place, or a copy of a newer opset fused where the form needs one."""
+    fuser = _Fuser(model, form)
+    if form is not Form.ONNX or fuser.opset >= ONNX_OPSET or not recognise(model)[0]:
+        return model, fuser.run(dry_run)
+    try:
+        newer = raised(model, ONNX_OPSET)
+    except ValueError as error:
+        fuser.cannot_raise = str(error)
+        return model, fuser.run(dry_run)
+    before = fuser.opset
+    fuser = _Fuser(newer, form)
+    fuser.warnings.append(f"the model's opset was raised from {before} to {ONNX_OPSET} by onnx's version converter")
+    report = fuser.run(dry_run)
+    return (newer if report.fused else model), report
 
 
 class RmsNormFusionPass(ir.passes.InPlacePass):
@@ -118,6 +136,7 @@ class _Fuser:
         self.roots = _roots(model)
         self.root: ir.Graph | ir.Function = model.graph
         self.warnings: list[str] = []
+        self.cannot_raise = ""
 
     def run(self, dry_run: bool) -> FusionReport:
         before = count_ops(self.model)
@@ -137,7 +156,32 @@ class _Fuser:
         )
 
     def _expressible(self, matches: list[Match]) -> tuple[list[Match], list[Miss]]:
-        """Those that the model's opset can carry; raises the opset where one step does it."""
+        """Those that the form and the model's opset can carry; raises the opset where one step does it."""
+        kept: list[Match] = []
+        refused: list[Miss] = []
+        for match in matches:
+            fitting = suited(match, self.form)
+            if isinstance(fitting, Match) and self.form is Form.ONNX and self.opset < ONNX_OPSET:
+                fitting = f"RMSNormalization needs ai.onnx opset {ONNX_OPSET}, and the model is of {self.opset}"
+                if self.cannot_raise:
+                    fitting += f"; it cannot be converted: {self.cannot_raise}"
+            if isinstance(fitting, Match):
+                kept.append(fitting)
+                continue
+            refused.append(
+                Miss(
+                    match.site,
+                    Stage.OUTPUT,
+                    fitting,
+                    match.site.node,
+                    expected=f"a norm that the form '{self.form.value}' can express",
+                    found=match.spelling,
+                    hint="the form 'plugin' expresses every norm",
+                )
+            )
+        if self.form is not Form.PLUGIN:
+            return kept, refused
+        matches, kept = kept, []
         if matches and self.opset < op.MIN_OPSET:
             raise ModelError(
                 f"the model is of ai.onnx opset {self.opset}, and fused norms need {op.MIN_OPSET} or newer",
@@ -147,7 +191,6 @@ class _Fuser:
         if needed > self.opset and self._can_raise_opset(needed):
             self.warnings.append(f"the model's opset was raised from {self.opset} to {needed}")
             self.model.opset_imports[""] = self.opset = needed
-        kept, refused = [], []
         for match in matches:
             wanted = op.min_opset(match.parameters)
             if wanted <= self.opset:
@@ -178,11 +221,10 @@ class _Fuser:
         if not matches:
             return []
         emitter = Emitter(self._unique, self._constant)
-        emit = {Form.PLUGIN: emitter.plugin}[self.form]
         described: list[tuple[Match, ir.Node]] = []
         resort: set[ir.Graph | ir.Function] = set()
         for match in matches:
-            described.append((match, self._replace(match, emit, resort)))
+            described.append((match, self._replace(match, emitter, resort)))
         removed = self._remove_dead([n for m in matches for n in reversed(m.nodes)])
         for graph in resort:
             if not _is_ordered(graph):
@@ -190,12 +232,12 @@ class _Fuser:
         self._add_bodies({m.parameters.op for m in matches})
         return [self._describe(match, node, removed) for match, node in described]
 
-    def _replace(self, match: Match, emit: Callable[[Match], Any], resort: set[Any]) -> ir.Node:
+    def _replace(self, match: Match, emitter: Emitter, resort: set[Any]) -> ir.Node:
         graph = match.nodes[-1].graph
         assert graph is not None
         self.root = self.roots[graph]
         match = self._current(match)
-        made = emit(match)
+        made = emitter.emit(match, self.form)
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain
@@ -205,8 +247,7 @@ class _Fuser:
         self._take_over(match.output, made.y)
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
-        node: ir.Node = made.nodes[-1]
-        return node
+        return made.norm
 
     def _current(self, match: Match) -> Match:
         """The match with every value that an earlier replacement took over exchanged for its successor."""
@@ -260,6 +301,12 @@ class _Fuser:
 
     def _add_bodies(self, ops: set[Op]) -> None:
         """Put a function body for each operator in use into the model, and what it needs."""
+        if self.form is Form.ORT:
+            if any(n.domain == "com.microsoft" for _, g in scopes(self.model) for n in g):
+                self.model.opset_imports.setdefault("com.microsoft", 1)
+            return
+        if self.form is Form.ONNX:
+            return
         self.model.ir_version = max(self.model.ir_version, op.MIN_IR_VERSION)
         self.model.opset_imports[DOMAIN] = op.VERSION
         for function in self.model.functions.values():

@@ -96,6 +96,10 @@ def check(s, register=rmsnorm_deploy.register):
     onnx.checker.check_model(fused, full_check=True)
     feeds = feeds_for(s)
     residual = feeds.get("r")
+    # the attributes are float32: what a float64 graph says is met to that precision, and the rest is judged exactly
+    for name in ("epsilon_outside", "rms_floor"):
+        assert getattr(p, name) == pytest.approx(built.meaning[name], rel=1e-6)
+        built.meaning[name] = getattr(p, name)
     given = {**built.meaning, "epsilon": p.epsilon, "residual": residual, "bias": built.bias}
     if p.scale_type != given["scale_type"]:
         given["scale_type"] = p.scale_type
@@ -103,8 +107,9 @@ def check(s, register=rmsnorm_deploy.register):
     truth = rms_norm(feeds["x"], built.scale, exact=True, **given)[0]
     for optimise, hook in ((False, None), (True, None), (True, register), (False, register)):
         got = run(fused, feeds, optimise, hook)[0]
-        wide = p.output_type in (1, 11)
-        slack = 6 if wide else 1.01
+        # six steps of float arithmetic; one rounding to 16 bits; or two, of which the first may fall the other way and
+        # is then multiplied by the scale
+        slack = 6 if p.output_type in (1, 11) else 1.01 if p.scale_type == 1 else 3
         assert units(got, truth, axis=tuple(s.axes)) <= slack, (optimise, hook)
     return fused, report
 

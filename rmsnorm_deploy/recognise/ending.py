@@ -66,6 +66,10 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
             raise Refusal("has a constant factor between two roundings")
         scale_type = FLOAT
     notes = list(state.notes)
+    if state.epsilon == 0.0 and not (state.outside or state.floor):
+        notes.append(
+            "there is no epsilon: a row of zeros gives NaN (torch's dynamo exporter drops an epsilon of 1e-8 or less)"
+        )
     values = {"epsilon": state.epsilon, "epsilon_outside": state.outside, "rms_floor": state.floor}
     for name, value in values.items():
         _fits_float32(name, value)
@@ -92,7 +96,8 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         x=x,
         output=state.value,
         scale=scale,
-        scale_dtype=out_type if scale is None else facts.dtype(scale) or out_type,
+        scale_dtype=facts.dtype(scale if scale is not None else bias) or out_type,
+        scale_rank=facts.rank(scale),
         factor=factor,
         bias=bias,
         size=_size(shape, state.source.axes),
@@ -122,8 +127,10 @@ def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
 
 def with_residual(facts: Facts, match: Match) -> Match:
     """The match with the addition in front of it taken in, where that is a sum of two values of one shape."""
-    add = match.x.producer()
-    if not is_op(add, "Add") or add is None or add.graph is not match.output.producer().graph:  # type: ignore[union-attr]
+    add, end = match.x.producer(), match.output.producer()
+    if add is None or end is None or add.graph is not end.graph:
+        return match
+    if not is_op(add, "Add", "Sum") or len(add.inputs) != 2:
         return match
     left, right = add.inputs
     if left is None or right is None or not facts.same_shape(left, right):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
@@ -67,15 +66,7 @@ def _without_overlap(matches: list[Match]) -> list[Match]:
         total = match.sum
         if total is not None and match.residual is not None:
             if total in sums:
-                match = dataclasses.replace(
-                    match,
-                    parameters=dataclasses.replace(match.parameters, op=Op.RMS_NORM),
-                    x=total,
-                    residual=None,
-                    sum=None,
-                    nodes=match.nodes[1:],
-                    spelling=match.spelling.removeprefix("Add > "),
-                )
+                match = match.without_residual()
             else:
                 sums.add(total)
         kept[match.output] = match

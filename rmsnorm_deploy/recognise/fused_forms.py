@@ -129,6 +129,7 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
         output=node.outputs[0],
         scale=scale,
         scale_dtype=scale_dtype,
+        scale_rank=facts.rank(scale),
         residual=residual,
         sum=total,
         size=shape[-1] if shape and isinstance(shape[-1], int) else None,

@@ -104,9 +104,20 @@ PRODUCT = (Stage.NORMALISED, Stage.OUTPUT)
 # Stage 1: the square. What is reduced, seen from the reduction upwards.
 
 
-def squared_operand(facts: Facts, value: ir.Value) -> tuple[ir.Value, list[ir.Node], str] | None:
-    """If ``value`` is a square, the squared value, the nodes in between and the spelling's name."""
+@dataclasses.dataclass(frozen=True)
+class Square:
+    """What a reduction reduces: the squared value, epsilon where it was added before the mean, nodes, spelling."""
+
+    value: ir.Value
+    nodes: tuple[ir.Node, ...]
+    name: str
+    epsilon: float = 0.0
+
+
+def squared_operand(facts: Facts, value: ir.Value) -> Square | None:
+    """The square that ``value`` is, or None."""
     nodes: list[ir.Node] = []
+    epsilon = 0.0
     here = value
     for _ in range(16):  # Casts and noise between the square and the reduction
         node = here.producer()
@@ -121,11 +132,17 @@ def squared_operand(facts: Facts, value: ir.Value) -> tuple[ir.Value, list[ir.No
                 constant = facts.constant(exponent)
                 if constant is None or constant.size != 1 or not checks.is_small_shape(facts, exponent, node.inputs[0]):
                     return None
-            return _without_abs(facts, node.inputs[0], [node, *nodes], "Pow(x,2)")
+            return _without_abs(facts, node.inputs[0], (node, *nodes), epsilon)
         if is_op(node, "Mul") and node.inputs[0] is not None and node.inputs[1] is not None:
             left, right = (checks.strip(facts, v) for v in node.inputs if v is not None)
             if left is right:
-                return node.inputs[0], [node, *nodes], "Mul(x,x)"
+                return Square(node.inputs[0], (node, *nodes), "Mul(x,x)", epsilon)
+        added = _added_constant(facts, node)
+        if added is not None:
+            epsilon += added[1]
+            nodes.insert(0, node)
+            here = added[0]
+            continue
         index = next((i for i in range(len(node.inputs)) if checks.passes_unchanged(facts, node, i)), None)
         if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in checks.FLOATS:
             index = 0
@@ -137,12 +154,23 @@ def squared_operand(facts: Facts, value: ir.Value) -> tuple[ir.Value, list[ir.No
     return None
 
 
-def _without_abs(facts: Facts, value: ir.Value, nodes: list[ir.Node], name: str) -> tuple[ir.Value, list[ir.Node], str]:
+def _added_constant(facts: Facts, node: ir.Node) -> tuple[ir.Value, float] | None:
+    """The operand and the number of an addition: the mean of x^2 + epsilon is the mean square plus epsilon."""
+    if not is_op(node, "Add") or len(node.inputs) != 2:
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        number = None if other is None or other.is_graph_input() else facts.scalar(other)
+        if value is not None and number is not None and number >= 0 and checks.is_small_shape(facts, other, value):
+            return value, number
+    return None
+
+
+def _without_abs(facts: Facts, value: ir.Value, nodes: tuple[ir.Node, ...], epsilon: float) -> Square:
     """|x|^2 is x^2."""
     node = checks.strip(facts, value).producer()
     if is_op(node, "Abs") and node is not None and node.inputs[0] is not None:
-        return node.inputs[0], [node, *nodes], "Abs>" + name
-    return value, nodes, name
+        return Square(node.inputs[0], (node, *nodes), "Abs > Pow(x,2)", epsilon)
+    return Square(value, nodes, "Pow(x,2)", epsilon)
 
 
 def leading_part(facts: Facts, base: ir.Value, axes: tuple[int, ...]) -> tuple[ir.Value, int] | None:
@@ -232,7 +260,6 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
     reduced = node.inputs[0]
     if reduced is None:
         raise Refusal("has no input")
-    nodes: list[ir.Node] = []
     restored = True
     if opening.name == "LpNormalization":
         if int_attribute(node, "p", 2) != 2:
@@ -240,12 +267,12 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
                 "divides by another norm than L2", expected="p = 2", found=f"p = {int_attribute(node, 'p', 2)}"
             )
         axes = checks.canonical_axes([int_attribute(node, "axis", -1)], facts.rank(reduced))
-        square, name = reduced, opening.name
+        square = Square(reduced, (), opening.name)
     elif opening.name == "Einsum":
         axes, restored = _einsum_axes(facts, node)
-        square, name = reduced, opening.name
+        square = Square(reduced, (), opening.name)
     else:
-        found = (reduced, nodes, opening.name) if opening.square_inside else squared_operand(facts, reduced)
+        found = Square(reduced, (), opening.name) if opening.square_inside else squared_operand(facts, reduced)
         if found is None:
             producer = reduced.producer()
             raise Refusal(
@@ -253,12 +280,10 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
                 expected="Pow(x, 2) or Mul(x, x) before the reduction",
                 found="a graph input" if producer is None else producer.op_type,
             )
-        square, nodes, name = found
-        if not opening.square_inside:
-            name = f"{name} > {opening.name}"
+        square = found
         axes = checks.reduction_axes(facts, node)
         restored = checks.keeps_dimensions(node)
-    base = checks.strip(facts, square)
+    base = checks.strip(facts, square.value)
     dtype = facts.dtype(base)
     if dtype is None:
         raise Refusal(
@@ -276,9 +301,9 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
     part = leading_part(facts, base, axes)
     source = Source(
         base,
-        square,
+        square.value,
         axes,
-        _measured_size(facts, square, axes),
+        _measured_size(facts, square.value, axes),
         None if part is None else checks.strip(facts, part[0]),
         None if part is None else part[1],
     )
@@ -286,9 +311,9 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
     roundings: tuple[ir.DataType | str, ...] = ()
     if opening.stage is Stage.NORMALISED:
         # A zero vector stays zero here, where x / 0 would be NaN: the least normal number as the floor does that.
-        floor, x = float(np.finfo(np.float32).tiny), square
+        floor, x = float(np.finfo(np.float32).tiny), square.value
         roundings = tuple(t for t in (facts.dtype(node.outputs[0]),) if t is not None)
-    statistics = tuple(t for n in [*nodes, node] for t in (facts.dtype(n.outputs[0]),) if t in checks.FLOATS)
+    statistics = tuple(t for n in [*square.nodes, node] for t in (facts.dtype(n.outputs[0]),) if t in checks.FLOATS)
     reduction_type = facts.dtype(reduced) or dtype
     return Partial(
         stage=opening.stage,
@@ -301,8 +326,9 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
         statistics=(reduction_type, *(t for t in statistics if t is not None)),
         x=x,
         roundings=roundings,
-        nodes=(*nodes, node),
-        path=(name,),
+        nodes=(*square.nodes, node),
+        path=(square.name,) if opening.square_inside else (square.name, opening.name),
+        epsilon=square.epsilon,
     )
 
 
@@ -485,19 +511,24 @@ def _(step: Step) -> Partial:
     return step.state
 
 
+def _axes_of(facts: Facts, node: ir.Node) -> list[int]:
+    """The constant axes of a Squeeze or Unsqueeze, from its attribute or its input."""
+    attribute = node.attributes.get("axes")
+    if attribute is not None and not attribute.is_ref():
+        return [int(a) for a in attribute.value]
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    constant = None if given is None or given.is_graph_input() else facts.constant(given)
+    if constant is None:
+        raise Refusal("the axes are not constant", expected="constant axes")
+    return [int(a) for a in constant.reshape(-1)]
+
+
 @alternative("Unsqueeze", STATISTIC, ["Unsqueeze"])
 def _(step: Step) -> Partial:
     state, facts, node = step.state, step.facts, step.node
     if step.index != 0 or state.restored:
         raise Refusal("adds a dimension to the statistic", expected="the reduced dimension put back where it was")
-    attribute = node.attributes.get("axes")
-    if attribute is not None and not attribute.is_ref():
-        axes = [int(a) for a in attribute.value]
-    else:
-        constant = facts.constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        if constant is None:
-            raise Refusal("the unsqueezed axes are not constant")
-        axes = [int(a) for a in constant.reshape(-1)]
+    axes = _axes_of(facts, node)
     rank = facts.rank(state.source.cast)
     if checks.canonical_axes(axes, rank) != state.source.axes:
         raise Refusal(
@@ -506,6 +537,17 @@ def _(step: Step) -> Partial:
             found=f"axes {axes}",
         )
     return state.moved(restored=True)
+
+
+@alternative("Squeeze", STATISTIC, ["Squeeze"])
+def _(step: Step) -> Partial:
+    state, facts, node = step.state, step.facts, step.node
+    if step.index != 0 or not state.restored:
+        raise Refusal("removes a dimension of the statistic")
+    axes = _axes_of(facts, node)
+    if checks.canonical_axes(axes, facts.rank(state.source.cast)) != state.source.axes:
+        raise Refusal("removes another dimension than the reduced one", found=f"axes {axes}")
+    return state.moved(restored=False)
 
 
 @alternative("Reshape", STATISTIC, ["Reshape"])
@@ -556,6 +598,9 @@ def _numerator(
     whole = which(value)
     if whole is not None:
         return value, whole, None, Factor(), ()
+    scaled = _constant_multiple(facts, source)
+    if scaled is not None and checks.strip(facts, value) is scaled[0]:
+        return source.cast, False, None, Factor() / scaled[1], ()
     inner = checks.strip(facts, value)
     node = inner.producer()
     if not is_op(node, "Mul", "Div") or node is None or len(node.inputs) != 2:
@@ -573,6 +618,18 @@ def _numerator(
         except Refusal:
             if node.op_type == "Mul":
                 return x, whole, other, Factor(), (node,)
+    return None
+
+
+def _constant_multiple(facts: Facts, source: Source) -> tuple[ir.Value, Factor] | None:
+    """If what was squared is a constant times another value: that value and the constant (a guard against overflow)."""
+    node = source.base.producer()
+    if not is_op(node, "Mul", "Div") or node is None or len(node.inputs) != 2:
+        return None
+    for value, other in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Mul" else 1]:
+        number = None if other is None or other.is_graph_input() else facts.scalar(other)
+        if value is not None and number is not None and number > 0:
+            return checks.strip(facts, value), Factor(number if node.op_type == "Mul" else 1.0 / number)
     return None
 
 
@@ -602,8 +659,9 @@ def _normalise(step: Step, other: ir.Value, factor: Factor) -> Partial:
     dtype = facts.dtype(step.output)
     if dtype not in checks.FLOATS or dtype is None:
         raise Refusal(f"the type of '{step.output.name}' is unknown", expected="a float type")
-    if scale is not None:
-        checks.scale_broadcasts(facts, scale, x, state.source.axes)
+    for early in (scale, state.scale):
+        if early is not None:
+            checks.scale_broadcasts(facts, early, x, state.source.axes)
     return state.moved(
         stage=Stage.NORMALISED,
         x=x,
@@ -641,7 +699,8 @@ def _(step: Step) -> Partial:
         raise Refusal("is x itself")
     if not state.restored:
         raise Refusal("the reduced dimension is gone (keepdims=0), so that the statistic meets other rows")
-    checks.scale_broadcasts(facts, scale, state.source.cast, state.source.axes)
+    # of a partial norm the whole x comes later: what fits there is looked at again then
+    checks.scale_broadcasts(facts, scale, state.source.partial_base or state.source.cast, state.source.axes)
     return state.moved(scale=scale)
 
 

@@ -37,6 +37,7 @@ class _Inference:
     def __init__(self, model: ir.Model, table: dict[ir.Value, Known]) -> None:
         self.model = model
         self.table = table
+        self.same: dict[str, str] = {}
 
     def run(self) -> None:
         skeleton = self.model.clone()
@@ -44,6 +45,7 @@ class _Inference:
             for value in graph.initializers.values():
                 _drop_weight(value)
         proto = ir.to_proto(skeleton)
+        _stand_in(proto.graph, self.same)
         for function in [f for f in proto.functions if f.domain == DOMAIN]:
             proto.functions.remove(function)  # our own bodies carry nothing to recognise
         self._graph(self.model.graph, _infer(proto).graph)
@@ -65,7 +67,8 @@ class _Inference:
                     self._graph(attribute.value, inner[name].g)
 
     def _record(self, value: ir.Value, known: dict[str, Any]) -> None:
-        info = known.get(value.name or "")
+        name = value.name or ""
+        info = known.get(name) or known.get(self.same.get(name, ""))
         if info is None or not info.type.HasField("tensor_type"):
             return
         tensor = info.type.tensor_type
@@ -116,19 +119,80 @@ class _Inference:
             yield from function.all_nodes()
 
     def _common(self, calls: list[ir.Node], index: int) -> Known | None:
-        seen = set()
+        """What all call sites agree on, dimension by dimension."""
+        common: Known | None = None
         for call in calls:
             value = call.inputs[index] if index < len(call.inputs) else None
             if value is None:
                 return None
-            dtype = value.dtype or self.table.get(value, (None, None))[0]
-            shape = (
-                tuple(dim(d) for d in value.shape)
-                if value.shape is not None
-                else self.table.get(value, (None, None))[1]
+            dtype, shape = self.table.get(value, (None, None))
+            if value.const_value is not None:
+                tensor = value.const_value
+                dtype, shape = tensor.dtype, tuple(int(d) for d in tensor.shape)  # type: ignore[arg-type]
+            dtype = value.dtype or dtype
+            shape = tuple(dim(d) for d in value.shape) if value.shape is not None else shape
+            common = (dtype, shape) if common is None else _merge(common, (dtype, shape))
+        return common
+
+
+def _merge(a: Known, b: Known) -> Known:
+    dtype = a[0] if a[0] == b[0] else None
+    if a[1] is None or b[1] is None or len(a[1]) != len(b[1]):
+        return dtype, None
+    return dtype, tuple(x if x == y else None for x, y in zip(a[1], b[1], strict=True))
+
+
+_LIKE_FIRST = (
+    "GroupQueryAttention",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+    "Gelu",
+    "FastGelu",
+    "QuickGelu",
+    "BiasGelu",
+)
+"""Operators of onnxruntime whose first output has the type and shape of their first input."""
+
+
+def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
+    """In the copy, put standard operators of equal type and shape where onnx does not know onnxruntime's own ones.
+
+    A model that onnxruntime or its tools have optimised is full of these, and inference would end at the first.
+    A second output of the first one's type goes into ``same``, and its readers read the first.
+    """
+    constants = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _stand_in(inner, same)
+        contrib = node.domain == "com.microsoft"
+        inputs: list[str] = []
+        if node.op_type == "SimplifiedLayerNormalization":
+            inputs = [node.input[1], node.input[0]]  # the output has the scale's type
+            kind = "Mul"
+        elif contrib and node.op_type in ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization"):
+            inputs, kind = list(node.input[:2]), "Add"
+        elif contrib and node.op_type in _LIKE_FIRST:
+            inputs, kind = [node.input[0]], "Identity"
+        elif contrib and node.op_type == "MatMulNBits" and len(node.input) > 2 and node.input[2] in constants:
+            sizes = {a.name: a.i for a in node.attribute}
+            weight = f"{node.output[0]}//weight"
+            graph.initializer.append(
+                onnx.TensorProto(
+                    name=weight,
+                    data_type=constants[node.input[2]].data_type,
+                    dims=[sizes.get("K", 0), sizes.get("N", 0)],
+                    data_location=onnx.TensorProto.EXTERNAL,
+                    external_data=[onnx.StringStringEntryProto(key="location", value="weights")],
+                )
             )
-            seen.add((dtype, shape))
-        return seen.pop() if len(seen) == 1 else None
+            inputs, kind = [node.input[0], weight], "MatMul"
+        if inputs:
+            if kind == "Add" and len(node.output) > 3 and node.output[3]:
+                same[node.output[3]] = node.output[0]
+            node.CopyFrom(onnx.NodeProto(op_type=kind, input=inputs, output=[node.output[0]], name=node.name))
+        for i, name in enumerate(node.input):
+            node.input[i] = same.get(name, name)
 
 
 def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> onnx.ValueInfoProto:
@@ -156,7 +220,7 @@ def _drop_weight(value: ir.Value) -> None:
         0,
         tensor.nbytes,
         tensor.dtype,
-        shape=ir.Shape(list(tensor.shape)),
+        shape=_plain_shape(tensor),
         name=tensor.name or value.name or "",
     )
 

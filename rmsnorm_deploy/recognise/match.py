@@ -7,7 +7,7 @@ import enum
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import NormParameters
+from rmsnorm_deploy.op import NormParameters, Op
 
 
 class Stage(enum.IntEnum):
@@ -77,7 +77,8 @@ class Match:
         x: the value to normalise, of type ``parameters.output_type`` once ``cast_x`` is applied.
         output: the value that Y replaces.
         scale: the scale, or None for a norm without one.
-        scale_dtype: element type of the scale; of x where there is none.
+        scale_dtype: element type of scale and bias; of x where there is neither.
+        scale_rank: rank of the scale, where there is one.
         factor: a constant that multiplies the scale; 1.0 for nearly every norm.
         bias: the bias of a GeneralRMSNorm, or None.
         residual: the value added to ``x`` first (AddRMSNorm), or None.
@@ -98,6 +99,7 @@ class Match:
     output: ir.Value
     scale: ir.Value | None = None
     scale_dtype: ir.DataType = ir.DataType.FLOAT
+    scale_rank: int | None = None
     factor: float = 1.0
     bias: ir.Value | None = None
     residual: ir.Value | None = None
@@ -110,3 +112,18 @@ class Match:
     cast_x: bool = False
     add_outside: bool = False
     notes: tuple[str, ...] = ()
+
+    def without_residual(self) -> Match:
+        """The same norm with the addition in front of it left to a node of its own."""
+        plain = dataclasses.replace(self.parameters, op=Op.RMS_NORM)
+        if self.sum is None or len(self.nodes) == 1:  # one node did both: the addition has to be written out
+            return dataclasses.replace(self, parameters=plain, add_outside=True)
+        return dataclasses.replace(
+            self,
+            parameters=plain,
+            x=self.sum,
+            residual=None,
+            sum=None,
+            nodes=self.nodes[1:],
+            spelling=self.spelling.removeprefix("Add > "),
+        )

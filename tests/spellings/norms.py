@@ -206,10 +206,10 @@ def build(s: Spelling) -> Built:
             rms = g.unsqueeze(rms, s.axes)
         inverse_from = rms
     else:
-        if what == "sum":
-            epsilon_written = epsilon_written / n
+        times = n if what == "sum" else 1  # a sum is n times the mean, and so is everything that is compared with it
+        epsilon_written = epsilon_written / times
         if s.clamp and s.clamp_at == "mean":
-            value = CLAMPS[s.clamp](g, value, s.floor**2)
+            value = CLAMPS[s.clamp](g, value, s.floor**2 * times)
         value = INSIDE[s.inside](g, value, epsilon)
         if not s.keepdims:
             value = g.unsqueeze(value, s.axes)
@@ -217,9 +217,9 @@ def build(s: Spelling) -> Built:
         if s.outside or (s.clamp and s.clamp_at == "rms"):
             rms = g.op("Sqrt", value)
             if s.outside:
-                rms = rms + s.outside
+                rms = rms + s.outside * math.sqrt(times)
             if s.clamp and s.clamp_at == "rms":
-                rms = CLAMPS[s.clamp](g, rms, s.floor)
+                rms = CLAMPS[s.clamp](g, rms, s.floor * math.sqrt(times))
             inverse_from = rms
     shape = parameter_shape(s)
     weight = 1 + 0.25 * rng.standard_normal(shape)
