@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Iterable
-from typing import Any, TypeVar, overload
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
 
 import onnx
 import onnx_ir as ir
@@ -14,15 +14,13 @@ import onnx_ir as ir
 from rmsnorm_deploy import op
 from rmsnorm_deploy.emit import ONNX_OPSET, Emitter, Form, suited
 from rmsnorm_deploy.errors import ModelError, UsageError
-from rmsnorm_deploy.load import load_model
+from rmsnorm_deploy.load import load_proto, to_ir
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.opset import raised
 from rmsnorm_deploy.recognise.engine import recognise, scopes
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.report import FusedNorm, FusionReport
-
-_Path = TypeVar("_Path", str, "os.PathLike[str]")
 
 
 @overload
@@ -62,26 +60,42 @@ def fuse(
     if isinstance(model, ir.Model):
         fused, report = _fused_copy(model.clone(), form, dry_run)
         return (model if dry_run else fused), report
-    original = model if isinstance(model, onnx.ModelProto) else None
-    if original is not None:
-        graph = ir.from_proto(original)
+    if isinstance(model, onnx.ModelProto):
+        original, path = model, "the model"
     elif isinstance(model, (str, os.PathLike)):
-        graph = load_model(model)
+        original, path = load_proto(model), os.fspath(model)
     else:
         raise UsageError(
             f"cannot fuse a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
-    graph, report = _fused_copy(graph, form, dry_run)
-    if original is not None and (dry_run or not report.fused):
+    graph, report = _fused_copy(to_ir(original, path), form, dry_run)
+    if dry_run or not report.fused:
         copy = onnx.ModelProto()
         copy.CopyFrom(original)
         return copy, report
     proto = ir.to_proto(graph)
-    if original is not None:
-        # onnx_ir has no place for these two
-        proto.training_info.extend(original.training_info)
-        proto.graph.sparse_initializer.extend(original.graph.sparse_initializer)
+    _restore(original, proto)
     return proto, report
+
+
+def _restore(original: onnx.ModelProto, proto: onnx.ModelProto) -> None:
+    """What onnx_ir has no place for, or adds by itself: the rest of the model stays as it was."""
+    proto.training_info.extend(original.training_info)
+    proto.graph.sparse_initializer.extend(original.graph.sparse_initializer)
+    described = {v.name for graph in _graph_protos(original.graph) for v in graph.value_info}
+    for graph in _graph_protos(proto.graph):
+        weights = {t.name for t in graph.initializer}
+        kept = [v for v in graph.value_info if v.name not in weights or v.name in described]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+
+
+def _graph_protos(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from _graph_protos(inner)
 
 
 def _fused_copy(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, FusionReport]:

@@ -282,9 +282,9 @@ class _Body:
         return self.cast(self.cast(value, to), "stash_type")
 
     def constant(self, value: object) -> str:
-        node = helper.make_node("Constant", [], [f"constant_{len(self.nodes)}"], value=value)
-        self.nodes.append(node)
-        return node.output[0]
+        output = f"constant_{len(self.nodes)}"
+        self.nodes.append(helper.make_node("Constant", [], [output], value=value))
+        return output
 
     def float_attribute(self, name: str) -> str:
         """The float attribute ``name`` as a scalar in the arithmetic type."""

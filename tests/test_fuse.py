@@ -489,7 +489,11 @@ def test_the_three_kinds_of_model_give_the_same_result(tmp_path):
     assert isinstance(by_path, onnx.ModelProto)
     assert isinstance(by_proto, onnx.ModelProto)
     assert isinstance(by_ir, ir.Model)
-    texts = {m.SerializeToString(deterministic=True) for m in (by_path, by_proto, ir.to_proto(by_ir))}
+    from_ir = ir.to_proto(by_ir)
+    weights = {t.name for t in from_ir.graph.initializer}
+    for info in [v for v in from_ir.graph.value_info if v.name in weights]:
+        from_ir.graph.value_info.remove(info)  # onnx_ir writes these by itself
+    texts = {m.SerializeToString(deterministic=True) for m in (by_path, by_proto, from_ir)}
     assert len(texts) == 1
     assert ir.to_proto(graph).SerializeToString(deterministic=True) == before
 

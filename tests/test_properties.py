@@ -33,7 +33,7 @@ def spellings(draw, layouts=LAYOUTS):
     if layout != "plain16":
         kinds += ["clamp", "outside"] + (["partial"] if shape[-1] > 1 else [])
     kind = pick(kinds)
-    # what an all-float16 graph rounds in sums and small constants is not the mean that the formula means; and a constant
+    # what an all-float16 graph rounds in sums and small constants is not the mean that the formula means; a constant
     # behind a rounding to 16 bits is an order that the operator does not have
     means = ["mean", "mean_noop"] if layout == "plain16" else [m for m in MEANS if wide or m != "sum"]
     mean = pick(means)

@@ -1,0 +1,8 @@
+"""``python -m rmsnorm_deploy``."""
+
+import sys
+
+from rmsnorm_deploy.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,525 @@
+"""The command line: arguments in, one library call, its data printed. Data go to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rmsnorm_deploy.errors import RmsNormDeployError, UsageError, VerificationFailed
+
+# everything heavy (onnxruntime, rich's tables) is imported in the commands, so that --help is quick
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 verification failed or --require not met; 2 usage; 3 model unreadable or unsafe; "
+    "4 the environment lacks what was asked for."
+)
+
+app = typer.Typer(
+    name="rmsnorm-deploy",
+    help="Fuse every RMSNorm of an exported ONNX model into one op, check the result, time it.",
+    epilog=_EPILOG,
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shapes", metavar="NAME:1,8,64", help="Shape of a generated input; may be repeated."),
+]
+Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Real inputs, by name.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the input generator.")]
+Threads = Annotated[int, typer.Option("--threads", min=0, help="Within an operator; 0 is onnxruntime's choice.")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status; the entry point of ``rmsnorm-deploy``.
+
+    Args:
+        arguments: without the program's name; those of the process by default.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given  # works before and behind the command
+    given = [a for a in given if a != "--debug"]
+    try:
+        status = app(args=given, prog_name="rmsnorm-deploy", standalone_mode=False)
+        sys.stdout.flush()
+        if status == 130:  # newer releases of typer turn Ctrl-C into a status
+            raise KeyboardInterrupt
+        return int(status or 0)
+    except RmsNormDeployError as error:
+        return _fail(error.message, error.hint, error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", "", 130, debug=False)
+    except (BrokenPipeError, SystemExit):
+        # the reader went away ("| head"), for which typer and rich exit: not an error, but nothing more can be said;
+        # the interpreter's last flush goes nowhere
+        if sys.__stdout__ is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        return 141
+    except typer.Exit as error:
+        return error.exit_code
+    except Exception as error:
+        # typer's own usage errors; newer releases carry click inside, so there is no one class to name
+        if isinstance(error, _click_exception()):
+            command = getattr(getattr(error, "ctx", None), "command_path", None) or "rmsnorm-deploy"
+            text = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+            return _fail(text[:1].lower() + text[1:], f"See '{command} --help'.", UsageError.exit_code, debug)
+        what = f"unexpected {type(error).__name__}: {_first_line(error)}"
+        return _fail(what, "Run with --debug for the traceback, and please report it.", 70, debug)
+
+
+def _click_exception() -> type[BaseException]:
+    return next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _fail(message: str, hint: str, status: int, debug: bool) -> int:
+    if debug and sys.exc_info()[0] is not None:
+        import traceback
+
+        traceback.print_exc()
+    _say(f"error: {' '.join(message.split())}")
+    if hint:
+        _say(f"hint: {' '.join(hint.split())}")
+    return status
+
+
+def _clean(text: str) -> str:
+    """Names come from the model: no control character of theirs may reach the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(
+        _clean(text).encode(sys.stderr.encoding or "utf-8", "replace").decode(sys.stderr.encoding or "utf-8")
+    )
+    sys.stderr.write("\n")
+    sys.stderr.flush()
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    return Console(
+        file=sys.stdout,
+        force_terminal=terminal,
+        no_color=True if os.environ.get("NO_COLOR") else None,
+        width=None if terminal else 160,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _print(what: str | Any, style: str | None = None) -> None:
+    _console().print(_clean(what) if isinstance(what, str) else what, style=style, soft_wrap=isinstance(what, str))
+
+
+def _row(table: Any, *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(_clean(c)) for c in cells))
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from rmsnorm_deploy import __version__
+
+        sys.stdout.write(f"rmsnorm-deploy {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; works behind a command as well.")] = False,
+) -> None:
+    pass  # typer needs the function; both options have acted by now
+
+
+# -- fuse -------------------------------------------------------------------------------------------------------------
+
+
+@app.command("fuse")
+def fuse_command(
+    model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with the original before OUT appears.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+    require: Annotated[
+        str | None, typer.Option("--require", metavar="N|all", help="Fail unless so many norms are fused.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    form: Annotated[str, typer.Option("--op", help="What the norms are written as.")] = "plugin",
+    as_json: JsonFlag = False,
+) -> None:
+    """Fuse every RMSNorm of IN and write OUT. IN and its weights are never changed."""
+    started = time.perf_counter()
+    wanted = _wanted(require)
+    if output is None and not dry_run:
+        raise UsageError("there is no output: -o is missing", "Add '-o fused.onnx', or --dry-run to write nothing.")
+    if dry_run and verify:
+        raise UsageError("--verify needs a result, and --dry-run makes none", "Leave one of them out.")
+    if output is not None:
+        from rmsnorm_deploy.paths import check_output
+
+        # before any work: a refusal should not take a minute
+        if model.exists():
+            check_output(output, source=model, overwrite=force or dry_run)
+    from rmsnorm_deploy.fuse import fuse
+
+    fused, report = fuse(model, form=form, dry_run=dry_run)
+    if not as_json:
+        _print_report(report)
+    _check_required(wanted, report)
+    saved = result = None
+    if output is not None and not dry_run:
+        from rmsnorm_deploy.save import save
+
+        def check(staged: Path) -> None:
+            nonlocal result
+            if verify:
+                from rmsnorm_deploy.verify import verify as compare
+
+                result = compare(model, staged)
+                result.require()
+
+        saved = save(fused, output, source=model, overwrite=force, check=check)
+    if as_json:
+        _print_json(
+            {
+                **report.to_dict(),
+                "output": saved.to_dict() if saved else None,
+                "verification": result.to_dict() if result else None,
+            }
+        )
+    if result is not None:
+        _say(f"verified: {result.summary()}")
+    if saved is not None:
+        _say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
+    _say(f"took {time.perf_counter() - started:.2f} s")
+
+
+def _wanted(require: str | None) -> int | None:
+    """The number of norms asked for; -1 for all."""
+    if require is None:
+        return None
+    if require == "all":
+        return -1
+    if require.isdecimal():
+        return int(require)
+    raise UsageError(f"--require takes a number or 'all', not '{require}'", "Write --require 12 or --require all.")
+
+
+def _check_required(wanted: int | None, report: Any) -> None:
+    if wanted is None:
+        return
+    there = len(report.fused) + report.already
+    if wanted >= 0 and there >= wanted:
+        return
+    if wanted < 0 and there and not report.near_misses:
+        return
+    asked = "all norms" if wanted < 0 else f"{wanted} norms"
+    raise VerificationFailed(
+        f"--require asks for {asked}, and {report.summary()}",
+        "'rmsnorm-deploy explain MODEL' says why the others are left; nothing was written.",
+    )
+
+
+def _print_report(report: Any) -> None:
+    names = sorted(set(report.ops_before) | set(report.ops_after))
+    changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
+    if changed:
+        table = _table("op", "before", "after", right=("before", "after"))
+        for name in changed:
+            _row(table, name, str(report.ops_before.get(name, 0)), str(report.ops_after.get(name, 0)))
+        _row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
+        _print(table)
+        _print("")
+    already = f" ({report.already} fused before)" if report.already else ""
+    _print(report.summary() + already)
+    for warning in report.warnings:
+        _say(f"warning: {warning}")
+    fewer = sum(f.rounding == "fewer" for f in report.fused)
+    if fewer:
+        _say(f"note: {fewer} of them now round less often than the original (see explain)")
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("explain")
+def explain_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL")],
+    site: Annotated[str | None, typer.Option("--site", metavar="NAME", help="Only this candidate, by node.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Reductions that are no mean square as well.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what would be fused, and what not and why."""
+    from rmsnorm_deploy.fuse import fuse
+
+    _, report = fuse(model, dry_run=True)
+    fused, missed = list(report.fused), list(report.missed)
+    if site is not None:
+        fused = [f for f in fused if site in (f.node, f.output, *f.removed, *f.kept)]
+        missed = [m for m in missed if site in (m.site.node, str(m.site), m.node)]
+        if not fused and not missed:
+            raise UsageError(
+                f"there is no candidate '{site}' in {model}", "'rmsnorm-deploy explain MODEL --all' lists them."
+            )
+    elif not everything:
+        missed = list(report.near_misses)
+    if as_json:
+        import dataclasses
+
+        _print_json(dataclasses.replace(report, fused=tuple(fused), missed=tuple(missed)).to_dict())
+        return
+    for f in fused:
+        where = f"{f.scope}/{f.node}" if f.scope else f.node
+        _print(f"fused   {where}: {f.op} {f.type.lower()}, axes {list(f.axes)}, epsilon {f.epsilon:g}")
+        _print(f"        spelling: {f.spelling}")
+        if f.rounding != "same":
+            _print(f"        rounding: {f.rounding}")
+        if f.kept:
+            _print(f"        kept {len(f.kept)} nodes that others use: {', '.join(f.kept)}")
+        for note in f.notes:
+            _print(f"        note: {note}")
+    for m in missed:
+        _print(f"left    {m.site} ({m.site.op_type}): got as far as {m.stage.label}; {m.reason}")
+        if m.expected or m.found:
+            _print(f"        at {m.node or m.site.node}: expected {m.expected or '-'}, found {m.found or '-'}")
+        if m.hint:
+            _print(f"        hint: {m.hint}")
+    hidden = len(report.missed) - len(missed)
+    if hidden and site is None:
+        _print(f"{hidden} other reductions are no RMSNorm (--all lists them)")
+    _print(report.summary().replace("fused", "would fuse", 1).replace(" (run explain)", ""))
+    for warning in report.warnings:
+        _say(f"warning: {warning}")
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+@app.command("verify")
+def verify_command(
+    original: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
+    fused: Annotated[Path, typer.Argument(metavar="B", help="The fused model.")],
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    seed: Seed = 0,
+    rtol: Annotated[float | None, typer.Option("--rtol", min=0, help="Relative, per element, against A.")] = None,
+    atol: Annotated[float | None, typer.Option("--atol", min=0, help="Absolute, per element, against A.")] = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Compare the outputs of B with those of A.
+
+    The tolerance comes from a run of A in float64. The exit status is 1 if they differ.
+    """
+    from rmsnorm_deploy.verify import verify
+
+    result = verify(
+        original, fused, inputs=_load_inputs(inputs, original), shapes=_shapes(shapes), seed=seed, rtol=rtol, atol=atol
+    )
+    if as_json:
+        _print_json(result.to_dict())
+        return 0 if result.passed else 1
+    table = _table("output", "run", "inputs", "error", "original's", "allowed", "at", "")
+    for check in result.checks:
+        own = "-" if check.original_error is None else f"{check.original_error:.3g}"
+        numbers = (f"{check.error:.3g}", own, f"{check.allowed:.3g}")
+        verdict = "ok" if check.passed else check.reason
+        _row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
+    _print(table)
+    _print("")
+    _print("errors in ULP: the type's epsilon times the row's largest value; measured against " + (result.truth or "-"))
+    kernels = "not counted" if result.kernel_nodes is None else str(result.kernel_nodes)
+    _print(f"fused nodes: {result.fused_nodes}; in the library's kernels: {kernels}")
+    for note in [*result.notes, *([f"library not used: {result.library}"] if result.library else [])]:
+        _say(f"note: {note}")
+    if result.passed:
+        _print(f"PASSED: {result.summary()}", style="green")
+        return 0
+    _print(f"FAILED: {result.summary()}", style="red")
+    return 1
+
+
+def _load_inputs(path: Path | None, model: Path) -> Any:
+    if path is None:
+        return None
+    from rmsnorm_deploy.inputs import load_inputs
+    from rmsnorm_deploy.load import load_proto
+
+    return load_inputs(path, load_proto(model))
+
+
+def _shapes(texts: list[str] | None) -> Any:
+    from rmsnorm_deploy.inputs import parse_shapes
+
+    return parse_shapes(texts) if texts else None
+
+
+# -- bench ------------------------------------------------------------------------------------------------------------
+
+
+@app.command("bench")
+def bench_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The original model.")],
+    fused: Annotated[Path | None, typer.Argument(metavar="[FUSED]", help="Made from MODEL when left out.")] = None,
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    seed: Seed = 0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="For each comparison.")] = 2.0,
+    threads: Threads = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time MODEL and one of its norms, before and after.
+
+    Both run in turns in one process.
+    """
+    from rmsnorm_deploy.bench import bench
+
+    result = bench(
+        model,
+        fused,
+        inputs=_load_inputs(inputs, model),
+        shapes=_shapes(shapes),
+        seed=seed,
+        seconds=seconds,
+        threads=threads,
+    )
+    if as_json:
+        _print_json(result.to_dict())
+        return
+    table = _table("what", "variant", "median us", "p10", "p90", "runs", right=("median us", "p10", "p90", "runs"))
+    for c in result.comparisons:
+        for timing in (c.before, c.after):
+            times = (f"{v:.1f}" for v in (timing.median, timing.p10, timing.p90))
+            _row(table, c.what, timing.variant, *times, str(timing.runs))
+    _print(table)
+    _print("")
+    for c in result.comparisons:
+        _print(f"{c.what} ({c.detail}): {c.ratio:.2f}x (p10 {c.ratio_p10:.2f}, p90 {c.ratio_p90:.2f})")
+        _print(f"  against {c.baseline}")
+    _print(f"{result.machine}; threads within an operator: {result.threads or 'chosen by onnxruntime'}")
+    for note in result.notes:
+        _say(f"note: {note}")
+
+
+# -- doctor and demo --------------------------------------------------------------------------------------------------
+
+
+@app.command("doctor")
+def doctor_command(as_json: JsonFlag = False) -> None:
+    """Say what works on this machine, and what to do about the rest."""
+    from rmsnorm_deploy.doctor import examine
+
+    found = examine()
+    if as_json:
+        _print_json(found)
+        return
+    library = found["library"]
+    lines = {
+        "python": found["python"],
+        "machine": found["machine"],
+        "instruction sets": ", ".join(found["instruction_sets"]) or "unknown",
+        **{name: version or "not installed" for name, version in found["versions"].items()},
+        "providers": ", ".join(found["providers"]) or "none",
+        "library": f"{library['path'] or 'not found'}" + (", loads" if library["loads"] else f"; {library['problem']}"),
+        **found["runs"],
+    }
+    if found["forced_instruction_set"]:
+        lines["RMSNORM_DEPLOY_ISA"] = found["forced_instruction_set"]
+    width = max(len(name) for name in lines)
+    for name, text in lines.items():
+        _print(f"{name:<{width}}  {text}")
+    for advice in found["advice"]:
+        _say(f"hint: {advice}")
+
+
+@app.command("demo")
+def demo_command(
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="For each comparison.")] = 1.5,
+    as_json: JsonFlag = False,
+) -> int:
+    """Fuse, verify and time four small exported models."""
+    from rmsnorm_deploy.demo import agreement, demonstrate, model_folder
+
+    started = time.perf_counter()
+    folder = model_folder()
+    rows = []
+    for row in demonstrate(folder, seconds=seconds):
+        rows.append(row)
+        if sys.stderr.isatty():
+            _say(f"{row.name}: done")
+    same = agreement(next(iter(sorted(folder.glob("*.onnx")))))
+    passed = all(r.verification.passed for r in rows)
+    if as_json:
+        import dataclasses
+
+        _print_json({"schema_version": 1, "models": [r.to_dict() for r in rows], "agreement": dataclasses.asdict(same)})
+        return 0 if passed else 1
+    right = ("norms", "fused", "nodes", "one norm, us", "model, us")
+    table = _table("model", "norms", "fused", "nodes", "verified", "one norm, us", "model, us", right=right)
+    for r in rows:
+        times = {
+            c.what: f"{c.before.median:.1f} -> {c.after.median:.1f} ({c.ratio:.2f}x)" for c in r.timing.comparisons
+        }
+        _row(
+            table,
+            r.name,
+            str(len(r.report.fused) + len(r.report.near_misses)),
+            str(len(r.report.fused)),
+            f"{sum(r.report.ops_before.values())} -> {sum(r.report.ops_after.values())}",
+            "yes" if r.verification.passed else "NO",
+            times.get("one norm", "-"),
+            times.get("model", "-"),
+        )
+    _print(table)
+    _print("")
+    timing = rows[0].timing
+    norm = next((c.detail for c in timing.comparisons if c.what == "one norm"), "")
+    _print(f"before: onnxruntime {timing.onnxruntime} with its optimizer on; medians, in turns, on {timing.machine}")
+    _print(f"one norm: {norm} ({rows[0].name}); the models are tiny, so most of their time is calls, not arithmetic")
+    if same.library:
+        _print(f"the fused files ran by their function bodies: {same.library}")
+    else:
+        _print(
+            f"one fused file, with the library and without: both agree "
+            f"({same.name}: largest difference {same.ulps:.2g} ULP of the output's largest value)"
+        )
+    for r in rows:
+        if not r.verification.passed:
+            _print(f"FAILED: {r.name}: {r.verification.summary()}")
+    _say(f"took {time.perf_counter() - started:.1f} s")
+    return 0 if passed else 1
