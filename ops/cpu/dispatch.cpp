@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__x86_64__)
+#if defined(RMSNORM_DEPLOY_X86)
 #include <cpuid.h>
 #endif
 
@@ -14,7 +14,7 @@ namespace {
 
 bool anywhere() { return true; }
 
-#if defined(RMSNORM_DEPLOY_HAVE_AVX2)
+#if defined(RMSNORM_DEPLOY_X86)
 bool has_avx2() {
   __builtin_cpu_init();
   // These two also say that the operating system saves the wide registers. F16C has a name for this builtin in some
@@ -22,6 +22,12 @@ bool has_avx2() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return false;
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+// Whether to use AVX-512. The first processors that had it slow down when they do, and lack VBMI2.
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi2");
 }
 #endif
 
@@ -32,7 +38,8 @@ struct Choice {
 
 // Best first.
 const Choice kChoices[] = {
-#if defined(RMSNORM_DEPLOY_HAVE_AVX2)
+#if defined(RMSNORM_DEPLOY_X86)
+    {&kAvx512Kernels, has_avx512},
     {&kAvx2Kernels, has_avx2},
 #endif
     {&kPortableKernels, anywhere},

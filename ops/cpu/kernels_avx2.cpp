@@ -61,8 +61,33 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm256_fmadd_ps(v, v, total); }
+
+// One double for each lane.
+struct Wide {
+  __m256d lower;
+  __m256d upper;
+};
+
+INLINE __m256d lower_half(Vector v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
+INLINE __m256d upper_half(Vector v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
+INLINE Wide wide_zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+INLINE Wide wide_add(Vector v, Wide total) {
+  return {_mm256_add_pd(lower_half(v), total.lower), _mm256_add_pd(upper_half(v), total.upper)};
+}
+// The square is rounded to float first, so that it overflows where float arithmetic does.
+INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+INLINE double wide_sum(Wide w) {
+  const __m256d four = _mm256_add_pd(w.lower, w.upper);
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+INLINE void wide_store(double* p, Wide w) {
+  _mm256_storeu_pd(p, w.lower);
+  _mm256_storeu_pd(p + 4, w.upper);
+}
 
 #define KERNEL_TABLE kAvx2Kernels
 #define KERNEL_NAME "avx2"
-#include "kernels.inc"
+#include "kernels.h"

@@ -85,8 +85,35 @@ INLINE Vector rounded(Vector v, const Half*) {
 INLINE Vector add(Vector a, Vector b) { return a + b; }
 INLINE Vector multiply(Vector a, Vector b) { return a * b; }
 INLINE Vector divide(Vector a, Vector b) { return a / b; }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+  Vector result;
+  for (int i = 0; i < kLanes; ++i) {
+#if defined(__FP_FAST_FMAF)
+    result[i] = __builtin_fmaf(a[i], b[i], c[i]);
+#else
+    // The product of two floats is exact in double precision.
+    result[i] = static_cast<float>(static_cast<double>(a[i]) * static_cast<double>(b[i]) + static_cast<double>(c[i]));
+#endif
+  }
+  return result;
+}
 INLINE Vector square_add(Vector v, Vector total) { return v * v + total; }
+
+// One double for each lane.
+struct Wide {
+  double lanes[kLanes];
+};
+
+INLINE Wide wide_zero() { return {}; }
+INLINE Wide wide_add(Vector v, Wide total) {
+  for (int i = 0; i < kLanes; ++i) total.lanes[i] += static_cast<double>(v[i]);
+  return total;
+}
+// The square is rounded to float first, so that it overflows where float arithmetic does.
+INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(v * v, total); }
+INLINE double wide_sum(Wide w) { return (w.lanes[0] + w.lanes[2]) + (w.lanes[1] + w.lanes[3]); }
+INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lanes); }
 
 #define KERNEL_TABLE kPortableKernels
 #define KERNEL_NAME "portable"
-#include "kernels.inc"
+#include "kernels.h"

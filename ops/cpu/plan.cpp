@@ -130,8 +130,17 @@ std::int64_t element_size(std::int32_t type) noexcept {
   }
 }
 
+int element_index(std::int32_t type) noexcept {
+  return type == RMS_NORM_FLOAT16 ? kFloat16 : type == RMS_NORM_BFLOAT16 ? kBfloat16 : kFloat32;
+}
+
 void convert(const void* data, std::int32_t type, std::int64_t count, std::int32_t round_type, std::int32_t to,
              void* result) noexcept {
+  if (to == RMS_NORM_FLOAT32 && type != RMS_NORM_FLOAT64) {
+    if (const KernelTable* table = kernels()) {
+      return table->weights[element_index(type)][element_index(round_type)](data, static_cast<float*>(result), count);
+    }
+  }
   if (to == RMS_NORM_FLOAT32) {
     convert_from<float>(data, type, count, round_type, result);
   } else {
@@ -140,14 +149,14 @@ void convert(const void* data, std::int32_t type, std::int64_t count, std::int32
 }
 
 bool Plan::layout(Weights& weights, const void* data, const std::int64_t* strides, bool already_rounded) const {
-  const std::int32_t begin = params_.axis_begin;
-  const std::int32_t end = begin + params_.axis_count;
-  const std::int64_t* shape = params_.shape;
-  for (std::int32_t i = end; i < params_.rank; ++i)
+  const std::int32_t begin = params_->axis_begin;
+  const std::int32_t end = begin + params_->axis_count;
+  const std::int64_t* shape = params_->shape;
+  for (std::int32_t i = end; i < params_->rank; ++i)
     weights.by_column = weights.by_column || (strides[i] && shape[i] > 1);
 
   // The wanted layout: leading dimensions along which the values differ, then the normalised ones, then columns.
-  const std::int32_t last = weights.by_column ? params_.rank : end;
+  const std::int32_t last = weights.by_column ? params_->rank : end;
   std::int64_t wanted[RMS_NORM_MAX_RANK] = {};
   std::int64_t count = 1;
   bool same = true;
@@ -161,10 +170,10 @@ bool Plan::layout(Weights& weights, const void* data, const std::int64_t* stride
   std::copy(wanted, wanted + begin, weights.outer_strides);
 
   const std::int32_t to = double_ ? RMS_NORM_FLOAT64 : RMS_NORM_FLOAT32;
-  const std::int32_t round_type = already_rounded ? RMS_NORM_FLOAT64 : params_.round_type;
-  const bool exact = already_rounded || round_type == params_.scale_type || element_size(round_type) > 4 ||
-                     (round_type == RMS_NORM_FLOAT32 && params_.scale_type != RMS_NORM_FLOAT64);
-  if (same && exact && params_.scale_type == to) {
+  const std::int32_t round_type = already_rounded ? RMS_NORM_FLOAT64 : params_->round_type;
+  const bool exact = already_rounded || round_type == params_->scale_type || element_size(round_type) > 4 ||
+                     (round_type == RMS_NORM_FLOAT32 && params_->scale_type != RMS_NORM_FLOAT64);
+  if (same && exact && params_->scale_type == to) {
     weights.data = data;
     return true;
   }
@@ -172,18 +181,32 @@ bool Plan::layout(Weights& weights, const void* data, const std::int64_t* stride
   weights.owned.reset(new (std::nothrow) unsigned char[static_cast<std::size_t>(count * bytes)]);
   if (!weights.owned) return false;
   weights.data = weights.owned.get();
-  const std::int64_t from_bytes = element_size(params_.scale_type);
+  const std::int64_t from_bytes = element_size(params_->scale_type);
   if (same) {
-    convert(data, params_.scale_type, count, round_type, to, weights.owned.get());
+    convert(data, params_->scale_type, count, round_type, to, weights.owned.get());
     return true;
   }
-  // An odometer over the wanted layout; its last dimension is converted in one go where it is contiguous.
+  // An odometer over the wanted layout. Its last dimension is a run that is converted at once where it is contiguous,
+  // and filled with one value where scale or bias is broadcast along it.
+  std::int32_t inmost = last - 1;
+  while (inmost > 0 && (wanted[inmost] == 0 || shape[inmost] == 1)) --inmost;
+  const std::int64_t run = wanted[inmost] == 0 ? 1 : shape[inmost];
+  const std::int64_t step = run == 1 ? 0 : strides[inmost];
   std::int64_t index[RMS_NORM_MAX_RANK] = {};
   std::int64_t from = 0;
-  for (std::int64_t done = 0; done < count; ++done) {
-    convert(advance(data, from * from_bytes), params_.scale_type, 1, round_type, to,
-            weights.owned.get() + done * bytes);
-    for (std::int32_t i = last - 1; i >= 0; --i) {
+  for (std::int64_t done = 0; done < count; done += run) {
+    unsigned char* const result = weights.owned.get() + done * bytes;
+    const void* const source = advance(data, from * from_bytes);
+    if (step == 1) {
+      convert(source, params_->scale_type, run, round_type, to, result);
+    } else {
+      for (std::int64_t i = 0; i < (step ? run : 1); ++i) {
+        convert(advance(source, i * step * from_bytes), params_->scale_type, 1, round_type, to, result + i * bytes);
+      }
+      if (step == 0 && double_) std::fill_n(at<double>(result, 0), run, *at<double>(result, 0));
+      if (step == 0 && !double_) std::fill_n(at<float>(result, 0), run, *at<float>(result, 0));
+    }
+    for (std::int32_t i = inmost - 1; i >= 0; --i) {
       if (wanted[i] == 0 || shape[i] == 1) continue;
       from += strides[i];
       if (++index[i] < shape[i]) break;
@@ -211,7 +234,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
       params.axis_begin > params.rank - params.axis_count) {
     return RMS_NORM_BAD_SHAPE;
   }
-  params_ = params;
+  params_ = &params;
   const std::int32_t axis_end = params.axis_begin + params.axis_count;
   outer_ = product(params.shape, params.axis_begin);
   size_ = product(params.shape + params.axis_begin, params.axis_count);
@@ -239,10 +262,10 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   }
   same_weights_ = 1;
   for (std::int32_t i = params.axis_begin - 1; i >= 0; --i) {
-    if (scale_.outer_strides[i] || bias_.outer_strides[i]) break;
+    if (scale_.outer_strides[i] || (params.bias && bias_.outer_strides[i])) break;
     same_weights_ *= params.shape[i];
   }
-  element_ = params.x_type == RMS_NORM_FLOAT16 ? kFloat16 : params.x_type == RMS_NORM_BFLOAT16 ? kBfloat16 : kFloat32;
+  element_ = element_index(params.x_type);
   mode_ = (params.residual ? kResidual : 0) | (params.bias ? kBias : 0);
   rounding_ = sixteen_bit(params.round_type) ? kRoundTwice : kRoundOnce;
   if (double_) {
@@ -261,9 +284,9 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
 
 std::int64_t Plan::offset(const Weights& weights, std::int64_t outer) const noexcept {
   std::int64_t result = 0;
-  for (std::int32_t i = params_.axis_begin - 1; i >= 0 && outer; --i) {
-    result += outer % params_.shape[i] * weights.outer_strides[i];
-    outer /= params_.shape[i];
+  for (std::int32_t i = params_->axis_begin - 1; i >= 0 && outer; --i) {
+    result += outer % params_->shape[i] * weights.outer_strides[i];
+    outer /= params_->shape[i];
   }
   return result;
 }
@@ -284,10 +307,10 @@ void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
     const std::int64_t skip = begin * unit_bytes_;
     RowsArgs a = {};
-    a.x = advance(params_.x, skip);
-    a.residual = advance(params_.residual, skip);
-    a.y = advance(params_.y, skip);
-    a.sum = advance(params_.sum, skip);
+    a.x = advance(params_->x, skip);
+    a.residual = advance(params_->residual, skip);
+    a.y = advance(params_->y, skip);
+    a.sum = advance(params_->sum, skip);
     a.scale = at<float>(scale_.data, offset(scale_, begin));
     a.bias = bias_.data ? at<float>(bias_.data, offset(bias_, begin)) : nullptr;
     a.rows = rows;
@@ -301,17 +324,17 @@ void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
 
 void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
   const ColumnsKernel kernel = kernels_->columns[element_][mode_][rounding_];
-  const std::int64_t bytes = element_size(params_.x_type);
+  const std::int64_t bytes = element_size(params_->x_type);
   while (begin < end) {
     const std::int64_t outer = begin / tiles_;
     const std::int64_t first = begin % tiles_;
     const std::int64_t tiles = std::min(end - begin, tiles_ - first);
     const std::int64_t skip = outer * size_ * inner_ * bytes;
     ColumnsArgs a = {};
-    a.x = advance(params_.x, skip);
-    a.residual = advance(params_.residual, skip);
-    a.y = advance(params_.y, skip);
-    a.sum = advance(params_.sum, skip);
+    a.x = advance(params_->x, skip);
+    a.residual = advance(params_->residual, skip);
+    a.y = advance(params_->y, skip);
+    a.sum = advance(params_->sum, skip);
     a.scale = at<float>(scale_.data, offset(scale_, outer));
     a.bias = bias_.data ? at<float>(bias_.data, offset(bias_, outer)) : nullptr;
     a.scale_by_column = scale_.by_column;
@@ -328,16 +351,16 @@ void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
 }
 
 void Plan::run_double(std::int64_t begin, std::int64_t end) const noexcept {
-  const std::int64_t bytes = element_size(params_.x_type);
+  const std::int64_t bytes = element_size(params_->x_type);
   for (; begin < end; ++begin) {
     const std::int64_t outer = begin / inner_;
     const std::int64_t column = begin % inner_;
     const std::int64_t skip = (outer * size_ * inner_ + column) * bytes;
     DoubleArgs a = {};
-    a.x = advance(params_.x, skip);
-    a.residual = advance(params_.residual, skip);
-    a.y = advance(params_.y, skip);
-    a.sum = advance(params_.sum, skip);
+    a.x = advance(params_->x, skip);
+    a.residual = advance(params_->residual, skip);
+    a.y = advance(params_->y, skip);
+    a.sum = advance(params_->sum, skip);
     a.scale = at<double>(scale_.data, offset(scale_, outer) + (scale_.by_column ? column : 0));
     a.scale_step = scale_.by_column ? inner_ : 1;
     a.bias = bias_.data ? at<double>(bias_.data, offset(bias_, outer) + (bias_.by_column ? column : 0)) : nullptr;
@@ -345,9 +368,9 @@ void Plan::run_double(std::int64_t begin, std::int64_t end) const noexcept {
     a.size = size_;
     a.measured = measured_;
     a.step = inner_;
-    a.round_type = params_.round_type;
+    a.round_type = params_->round_type;
     a.statistic = statistic_;
-    switch (params_.x_type) {
+    switch (params_->x_type) {
       case RMS_NORM_FLOAT32:
         double_group<float>(a);
         break;

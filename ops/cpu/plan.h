@@ -17,7 +17,7 @@ struct Weights {
   const void* data = nullptr;
   std::unique_ptr<unsigned char[]> owned;  // empty where the caller's memory has that layout already
   bool by_column = false;
-  std::int64_t outer_strides[RMS_NORM_MAX_RANK] = {};  // in elements of `data`, for each leading dimension
+  std::int64_t outer_strides[RMS_NORM_MAX_RANK];  // in elements of `data`; set for the leading dimensions only
 };
 
 class Plan {
@@ -25,7 +25,7 @@ class Plan {
   // Check `params` and prepare to run it. `already_rounded`: scale and bias hold values of round_type, so that rounding
   // them again would change nothing. Returns a code of the contract; the plan is usable on RMS_NORM_OK only.
   //
-  // Throws nothing. Keeps a copy of `params`; the tensors must outlive the plan.
+  // Throws nothing. `params` and the tensors must outlive the plan.
   int prepare(const rms_norm_params& params, bool already_rounded) noexcept;
 
   // Number of units of work; they can run in any order and at the same time.
@@ -43,7 +43,7 @@ class Plan {
   void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
   void run_double(std::int64_t begin, std::int64_t end) const noexcept;
 
-  rms_norm_params params_ = {};
+  const rms_norm_params* params_ = nullptr;
   const KernelTable* kernels_ = nullptr;
   bool double_ = false;     // arithmetic in float64
   std::int64_t outer_ = 0;  // product of the dimensions before the normalised ones

@@ -62,19 +62,22 @@ struct ColumnsArgs {
 
 using RowsKernel = void (*)(const RowsArgs&);
 using ColumnsKernel = void (*)(const ColumnsArgs&);
+using WeightsKernel = void (*)(const void* from, float* to, std::int64_t count);
 
 struct KernelTable {
   const char* name;
   RowsKernel rows[kElementCount][kModeCount][kRoundingCount];
   ColumnsKernel columns[kElementCount][kModeCount][kRoundingCount];
+  WeightsKernel weights[kElementCount][kElementCount];  // from the first type, rounded to the second
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.
 constexpr std::int64_t kColumnTile = 64;
 
 extern const KernelTable kPortableKernels;
-#if defined(RMSNORM_DEPLOY_HAVE_AVX2)
+#if defined(RMSNORM_DEPLOY_X86)
 extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
 #endif
 
 }  // namespace rmsnorm_deploy

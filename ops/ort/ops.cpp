@@ -93,7 +93,7 @@ std::string text_of(const std::int64_t* values, std::size_t count) {
 // Tensors
 
 struct Shape {
-  std::int64_t dims[RMS_NORM_MAX_RANK] = {};
+  std::int64_t dims[RMS_NORM_MAX_RANK];  // the first `rank` are set
   std::size_t rank = 0;
 
   std::int64_t count() const {
@@ -132,9 +132,11 @@ void* data_of(const Api* api, const Value* value) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels
 
-// A scale or bias that is a constant of the model and needs converting: done once, when the kernel is made.
+// A scale or bias that is a constant of the model: kept in the arithmetic type, so that a run neither converts it nor
+// asks onnxruntime about it.
 struct Constant {
-  std::unique_ptr<unsigned char[]> data;  // empty where the tensor is used as it comes
+  std::unique_ptr<unsigned char[]> data;  // empty where the input is no constant, or is used as it comes
+  Shape shape;
 };
 
 // One node. Nothing in it changes after its creation, so that a session can run on several threads at once.
@@ -160,9 +162,17 @@ struct Kernel {
   }
 };
 
+// Pass judgement on the reading of an attribute; onnxruntime's own message does not always name it.
+void check_attribute(const Kernel& kernel, const char* name, Status* status) {
+  if (!status) return;
+  ort::call<ort::ReleaseStatus, void>(kernel.api, status);
+  throw Error(ort::kInvalidGraph,
+              kernel.owner + ": the attribute " + name + " is missing, or of another type; every attribute is needed");
+}
+
 float float_attribute(const Kernel& kernel, const KernelInfo* info, const char* name) {
   float value = 0;
-  check(ort::call<ort::KernelInfoGetAttribute_float>(kernel.api, info, name, &value));
+  check_attribute(kernel, name, ort::call<ort::KernelInfoGetAttribute_float>(kernel.api, info, name, &value));
   if (!(value >= 0) || std::isinf(value)) {
     throw Error(ort::kInvalidGraph,
                 kernel.owner + ": " + name + " must be finite and not negative, not " + std::to_string(value));
@@ -172,18 +182,20 @@ float float_attribute(const Kernel& kernel, const KernelInfo* info, const char* 
 
 std::int32_t type_attribute(const Kernel& kernel, const KernelInfo* info, const char* name) {
   std::int64_t value = 0;
-  check(ort::call<ort::KernelInfoGetAttribute_int64>(kernel.api, info, name, &value));
+  check_attribute(kernel, name, ort::call<ort::KernelInfoGetAttribute_int64>(kernel.api, info, name, &value));
   return element_size(static_cast<std::int32_t>(value)) ? static_cast<std::int32_t>(value) : 0;
 }
 
 std::vector<std::int64_t> ints_attribute(const Kernel& kernel, const KernelInfo* info, const char* name) {
   // Asked for with no room, onnxruntime says how many there are.
   std::size_t count = 0;
-  check(ort::call<ort::KernelInfoGetAttributeArray_int64>(kernel.api, info, name, static_cast<std::int64_t*>(nullptr),
-                                                          &count));
+  check_attribute(kernel, name,
+                  ort::call<ort::KernelInfoGetAttributeArray_int64>(kernel.api, info, name,
+                                                                    static_cast<std::int64_t*>(nullptr), &count));
   std::vector<std::int64_t> values(count);
   if (count) {
-    check(ort::call<ort::KernelInfoGetAttributeArray_int64>(kernel.api, info, name, values.data(), &count));
+    check_attribute(kernel, name,
+                    ort::call<ort::KernelInfoGetAttributeArray_int64>(kernel.api, info, name, values.data(), &count));
   }
   return values;
 }
@@ -200,15 +212,18 @@ std::string node_name(const Api* api, const KernelInfo* info) {
   return std::string(name.c_str());
 }
 
-Constant converted_constant(const Kernel& kernel, const KernelInfo* info, std::size_t index) {
+Constant constant_input(const Kernel& kernel, const KernelInfo* info, std::size_t index) {
+  constexpr std::int64_t kMostCopied = 1 << 16;  // a larger one is copied only where it has to be converted anyway
   Constant constant;
-  const std::int32_t to = kernel.arithmetic();
-  if (kernel.scale_type == to && (kernel.round_type == to || kernel.round_type == RMS_NORM_FLOAT64)) return constant;
   int is_constant = 0;
   const Value* value = nullptr;
   check(ort::call<ort::KernelInfoGetConstantInput_tensor>(kernel.api, info, index, &is_constant, &value));
   if (!is_constant || !value) return constant;
-  const std::int64_t count = shape_of(kernel.api, value, kernel.owner).count();
+  const std::int32_t to = kernel.arithmetic();
+  const bool as_it_is = kernel.scale_type == to && (kernel.round_type == to || kernel.round_type == RMS_NORM_FLOAT64);
+  constant.shape = shape_of(kernel.api, value, kernel.owner);
+  const std::int64_t count = constant.shape.count();
+  if (as_it_is && count > kMostCopied) return constant;
   constant.data.reset(new unsigned char[static_cast<std::size_t>(std::max<std::int64_t>(count, 1) * element_size(to))]);
   convert(data_of(kernel.api, value), kernel.scale_type, count, kernel.round_type, to, constant.data.get());
   return constant;
@@ -261,14 +276,18 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     }
     kernel->partial_size = sizes[0];
   }
-  kernel->scale = converted_constant(*kernel, info, scale_index(op.kind));
-  if (op.kind == Kind::kGeneralRmsNorm) kernel->bias = converted_constant(*kernel, info, 2);
+  kernel->scale = constant_input(*kernel, info, scale_index(op.kind));
+  if (op.kind == Kind::kGeneralRmsNorm && kernel->scale.data) {
+    kernel->bias = constant_input(*kernel, info, 2);
+    if (!kernel->bias.data) kernel->scale.data.reset();  // the plan takes one type for both
+  }
   return kernel;
 }
 
 // Strides, in elements, with which `shape` is read along the dimensions of x: 0 where it is broadcast.
 void broadcast(const Kernel& kernel, const char* what, const Shape& shape, const Shape& x, std::int64_t* strides) {
   bool fits = shape.rank <= x.rank;
+  std::fill(strides, strides + x.rank, 0);
   std::int64_t stride = 1;
   for (std::size_t back = 1; fits && back <= shape.rank; ++back) {
     const std::int64_t dim = shape.dims[shape.rank - back];
@@ -326,13 +345,16 @@ void compute(const Kernel& kernel, KernelContext* context) {
   constexpr std::int64_t kMostBlocks = 64;
 
   const Input x = input_at(kernel, context, 0);
-  rms_norm_params params = {};
+  rms_norm_params params;  // its long arrays are set as far as they are used
   params.version = RMS_NORM_PARAMS_VERSION;
   params.x_type = kernel.x_type;
   params.scale_type = kernel.scale_type;
   params.round_type = kernel.round_type;
   params.stash_type = kernel.stash_type;
   params.rank = static_cast<std::int32_t>(x.shape.rank);
+  params.residual = nullptr;
+  params.bias = nullptr;
+  params.sum = nullptr;
   params.partial_size = kernel.partial_size;
   params.epsilon = kernel.epsilon;
   params.epsilon_outside = kernel.epsilon_outside;
@@ -357,25 +379,22 @@ void compute(const Kernel& kernel, KernelContext* context) {
     }
     params.residual = residual.data;
   }
-  const Input scale = input_at(kernel, context, scale_index(kernel.kind));
-  broadcast(kernel, "scale", scale.shape, x.shape, params.scale_strides);
-  params.scale = scale.data;
-  bool converted = kernel.scale.data != nullptr;
-  const void* const scale_data = converted ? kernel.scale.data.get() : scale.data;
-  const void* bias_data = nullptr;
-  if (kernel.kind == Kind::kGeneralRmsNorm) {
-    const Input bias = input_at(kernel, context, 2);
-    broadcast(kernel, "bias", bias.shape, x.shape, params.bias_strides);
-    params.bias = bias.data;
-    bias_data = bias.data;
-    // The plan takes one type for both: either both are constants and converted, or neither is used converted.
-    converted = converted && kernel.bias.data;
-    if (converted) bias_data = kernel.bias.data.get();
-  }
-  if (converted) {
-    params.scale = scale_data;
-    params.bias = bias_data;
+  const bool constant = kernel.scale.data != nullptr;
+  if (constant) {
     params.scale_type = kernel.arithmetic();
+    params.scale = kernel.scale.data.get();
+    params.bias = kernel.bias.data.get();
+    broadcast(kernel, "scale", kernel.scale.shape, x.shape, params.scale_strides);
+    if (params.bias) broadcast(kernel, "bias", kernel.bias.shape, x.shape, params.bias_strides);
+  } else {
+    const Input scale = input_at(kernel, context, scale_index(kernel.kind));
+    params.scale = scale.data;
+    broadcast(kernel, "scale", scale.shape, x.shape, params.scale_strides);
+    if (kernel.kind == Kind::kGeneralRmsNorm) {
+      const Input bias = input_at(kernel, context, 2);
+      params.bias = bias.data;
+      broadcast(kernel, "bias", bias.shape, x.shape, params.bias_strides);
+    }
   }
 
   params.x = x.data;
@@ -384,7 +403,7 @@ void compute(const Kernel& kernel, KernelContext* context) {
   if (x.shape.count() == 0) return;
 
   Plan plan;
-  if (const int code = plan.prepare(params, converted)) {
+  if (const int code = plan.prepare(params, constant)) {
     throw Error(ort::kInvalidArgument,
                 kernel.owner + ": " + rmsnorm_deploy_error_text(code) + " (X has shape " + x.shape.text() + ")");
   }

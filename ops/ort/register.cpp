@@ -53,10 +53,14 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
   if (!rmsnorm_deploy_cpu_isa()) {
     char text[256];
     const char* wanted = std::getenv("RMSNORM_DEPLOY_ISA");
-    std::snprintf(text, sizeof text,
-                  "rmsnorm_deploy: RMSNORM_DEPLOY_ISA is '%.60s', which this library or this machine lacks; known are "
-                  "avx2 and portable",
-                  wanted ? wanted : "");
+    int length = std::snprintf(text, sizeof text,
+                               "rmsnorm_deploy: RMSNORM_DEPLOY_ISA is '%.60s', which this library or this machine "
+                               "lacks; this machine can run:",
+                               wanted ? wanted : "");
+    int usable = 0;
+    for (int i = 0; const char* name = rmsnorm_deploy_cpu_isa_at(i, &usable); ++i) {
+      if (usable) length += std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length), " %s", name);
+    }
     return failure(api, ort::kInvalidArgument, text);
   }
   ort::CustomOpDomain* domain = nullptr;

@@ -1,0 +1,119 @@
+"""The built file: what it exports, what it needs, and how it greets a runtime that is too old or calls it twice."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmsnorm_deploy.runtime import library_path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORTED = {
+    "RegisterCustomOps",
+    "rmsnorm_deploy_cpu_isa",
+    "rmsnorm_deploy_cpu_isa_at",
+    "rmsnorm_deploy_cpu_run",
+    "rmsnorm_deploy_cpu_set_isa",
+    "rmsnorm_deploy_error_text",
+}
+
+
+def tool(name):
+    if sys.platform != "linux" or not shutil.which(name):
+        pytest.skip(f"needs Linux and {name}")
+    return name
+
+
+def output_of(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_only_the_contract_is_exported():
+    listing = output_of(tool("nm"), "-D", "--defined-only", "-f", "posix", library_path())
+    assert {line.split()[0] for line in listing.splitlines()} == EXPORTED
+
+
+def test_the_header_declares_what_is_exported():
+    header = (ROOT / "ops" / "include" / "rms_norm.h").read_text()
+    declared = set(re.findall(r"^RMS_NORM_EXPORT .*?(\w+)\(", header, re.MULTILINE))
+    assert declared | {"RegisterCustomOps"} == EXPORTED
+
+
+def test_nothing_but_the_system_is_needed():
+    listing = output_of(tool("readelf"), "-d", library_path())
+    needed = set(re.findall(r"NEEDED.*\[(.*?)\]", listing))
+    assert {re.split(r"[.-]", name)[0] for name in needed} <= {"libc", "libm", "ld", "libpthread", "libdl"}
+    assert not re.search(r"RPATH|RUNPATH", listing)
+
+
+def test_no_symbol_of_onnxruntime_is_wanted():
+    listing = output_of(tool("nm"), "-D", "--undefined-only", library_path())
+    assert "Ort" not in listing
+
+
+def test_the_header_is_plain_c(tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("needs a C compiler")
+    source = tmp_path / "use.c"
+    source.write_text(
+        '#include "rms_norm.h"\n'
+        "int main(void) { rms_norm_params p; p.version = 0; return rmsnorm_deploy_cpu_run(&p); }\n"
+    )
+    include = ROOT / "ops" / "include"
+    subprocess.run(
+        [
+            compiler,
+            "-std=c99",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+            f"-I{include}",
+            "-c",
+            source,
+            "-o",
+            os.devnull,
+        ],
+        check=True,
+    )
+
+
+class ApiBase(ctypes.Structure):
+    """What onnxruntime hands to RegisterCustomOps first."""
+
+    _fields_ = (
+        ("get_api", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)),
+        ("version_string", ctypes.CFUNCTYPE(ctypes.c_void_p)),  # a string that stays
+    )
+
+
+@pytest.mark.parametrize("version", [b"1.19.2", b"1.8.0", b"0.5.0", b"unheard-of"])
+def test_an_older_onnxruntime_gets_a_status_and_no_call_that_it_lacks(version):
+    messages, asked = [], []
+
+    def create_status(code, text):
+        messages.append((code, text.decode()))
+        return 1234
+
+    create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(create_status)
+    table = (ctypes.c_void_p * 300)(ctypes.cast(create, ctypes.c_void_p))
+
+    def get_api(number):
+        asked.append(number)
+        return ctypes.addressof(table)
+
+    text_of_version = ctypes.create_string_buffer(version)
+    base = ApiBase(ApiBase._fields_[0][1](get_api), ApiBase._fields_[1][1](lambda: ctypes.addressof(text_of_version)))
+    library = ctypes.CDLL(str(library_path()))
+    library.RegisterCustomOps.restype = ctypes.c_void_p
+    assert library.RegisterCustomOps(None, ctypes.byref(base)) == 1234
+    assert asked == [1]
+    ((code, text),) = messages
+    assert code == 9
+    assert text == f"rmsnorm_deploy needs onnxruntime 1.20 or newer, and this is {version.decode()}"

@@ -1,0 +1,146 @@
+"""Finding the library, registering it, and opening sessions."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from rmsnorm_deploy import runtime
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+
+X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
+WANTED = X / np.sqrt((X.astype(float) ** 2).mean(axis=1, keepdims=True))
+
+
+@pytest.fixture
+def proto():
+    """A model of one node without a function body: it loads only where the library is registered."""
+    attributes = {"axes": [-1], "epsilon": 0.0, "stash_type": 1, "scale_type": 1, "output_type": 1}
+    graph = helper.make_graph(
+        [helper.make_node("RMSNorm", ["X", "scale"], ["Y"], domain="rmsnorm_deploy", **attributes)],
+        "g",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor("scale", TensorProto.FLOAT, [2], [1.0, 1.0])],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("rmsnorm_deploy", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def result(session):
+    return session.run(None, {"X": X})[0]
+
+
+def test_the_library_is_found():
+    path = runtime.library_path()
+    assert path.is_absolute()
+    assert path.is_file()
+
+
+def test_a_variable_names_another_library(monkeypatch, tmp_path):
+    other = tmp_path / "other.so"
+    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(other))
+    with pytest.raises(MissingEnvironment, match="is not a file") as caught:
+        runtime.library_path()
+    assert caught.value.hint
+    other.write_bytes(b"")
+    assert runtime.library_path() == other.resolve()
+
+
+def test_a_missing_library_is_said(monkeypatch):
+    monkeypatch.delenv(runtime.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(runtime, "_candidates", lambda: iter([Path("/nowhere/lib.so")]))
+    with pytest.raises(MissingEnvironment, match="is not installed"):
+        runtime.library_path()
+
+
+def test_a_file_that_is_no_library_is_said(monkeypatch, tmp_path):
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(other))
+    options = ort.SessionOptions()
+    with pytest.raises(MissingEnvironment, match="does not take the library"):
+        runtime.register(options)
+    assert not runtime.is_registered(options)
+
+
+def test_registering_twice_registers_once(proto):
+    options = ort.SessionOptions()
+    assert not runtime.is_registered(options)
+    runtime.register(options)
+    runtime.register(options)
+    assert runtime.is_registered(options)
+    session = ort.InferenceSession(proto.SerializeToString(), options)
+    np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+
+
+def test_session_takes_every_kind_of_model(proto, tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    for model in (path, str(path), path.read_bytes(), bytearray(path.read_bytes()), proto, onnx_ir.from_proto(proto)):
+        np.testing.assert_allclose(result(runtime.session(model)), WANTED, rtol=1e-6)
+
+
+def test_session_uses_and_keeps_the_options_given(proto):
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    for _ in range(2):
+        session = runtime.session(proto, session_options=options, providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+    assert options.intra_op_num_threads == 1
+
+
+def test_other_arguments_reach_onnxruntime(proto):
+    session = runtime.session(proto, providers=["CPUExecutionProvider"], provider_options=[{}])
+    np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+
+
+def test_beside_another_provider_the_library_is_left_out_and_that_is_said(proto, monkeypatch):
+    seen = {}
+
+    def session(model, sess_options, providers):
+        seen.update(model=model, options=sess_options, providers=providers)
+        return "a session"
+
+    monkeypatch.setattr(ort, "InferenceSession", session)
+    providers = [("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider.*run by their function bodies"):
+        assert runtime.session(proto, providers=providers) == "a session"
+    assert not runtime.is_registered(seen["options"])
+    assert seen["providers"] == providers
+
+    options = ort.SessionOptions()
+    runtime.register(options)  # whoever does that has decided
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runtime.session(proto, providers=providers, session_options=options)
+
+
+def test_models_that_cannot_be_handed_over(proto):
+    with pytest.raises(UsageError, match="not int"):
+        runtime.session(3)
+    weight = proto.graph.initializer[0]
+    weight.ClearField("float_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="weights.bin")
+    with pytest.raises(UsageError, match="weights in other files"):
+        runtime.session(proto)
+
+
+def test_importing_the_module_does_not_import_onnxruntime():
+    code = "import sys, rmsnorm_deploy.runtime; assert 'onnxruntime' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_onnxruntime_that_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingEnvironment, match="onnxruntime cannot be imported") as caught:
+        runtime.register(object())
+    assert "pip install" in caught.value.hint
