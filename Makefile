@@ -18,7 +18,8 @@ $(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.
 
 $(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]' \
+		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON
 	touch $@
 
 # One small environment for each older onnxruntime.

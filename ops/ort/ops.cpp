@@ -256,6 +256,12 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     throw Error(ort::kInvalidGraph, kernel->owner + ": stash_type must be 1 (float) or 11 (double)");
   }
   kernel->round_type = type_attribute(*kernel, info, "scale_type");
+  if (kernel->x_type == RMS_NORM_FLOAT32 && element_size(kernel->round_type) == 2 &&
+      kernel->round_type == type_attribute(*kernel, info, "output_type")) {
+    // The model's node is of 16 bits, and onnxruntime has turned it into a float32 one: it does that to a node whose
+    // neighbours have no 16-bit kernels on the CPU, and drops the roundings between them. The node follows.
+    kernel->round_type = RMS_NORM_FLOAT32;
+  }
   const bool known = kernel->round_type == kernel->x_type || kernel->round_type == RMS_NORM_FLOAT32 ||
                      (kernel->round_type == RMS_NORM_FLOAT64 && kernel->arithmetic() == RMS_NORM_FLOAT64);
   if (!known) {
