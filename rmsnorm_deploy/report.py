@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from rmsnorm_deploy.recognise.match import Miss
+from rmsnorm_deploy.recognise.match import Miss, Stage
 
 SCHEMA_VERSION = 1
 """Version of the dictionary that :meth:`FusionReport.to_dict` gives; raised when a key changes its meaning."""
@@ -79,8 +79,8 @@ class FusionReport:
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
-        """The misses that got as far as a mean square: those that a user may have expected to be fused."""
-        return tuple(m for m in self.missed if m.stage >= 2)
+        """The misses that got as far as a square: those that a user may have expected to be fused."""
+        return tuple(m for m in self.missed if m.stage >= Stage.SQUARE)
 
     def summary(self) -> str:
         """One line for people."""

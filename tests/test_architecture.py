@@ -23,13 +23,16 @@ ALLOWED = {
     "paths": {"errors"},
     "load": {"errors", "paths"},
     "save": {"errors", "paths", "load"},
-    "inputs": {"op", "errors"},
-    "fuse": {"op", "opset", "recognise", "emit", "report", "load", "save", "errors"},
-    "runtime": {"op", "errors", "load"},
-    "verify": {"runtime", "reference", "fuse", "inputs", "errors", "op", "load", "tvm", "paths"},
-    "bench": {"runtime", "reference", "fuse", "inputs", "errors", "op", "load", "tvm", "paths"},
-    "doctor": {"runtime", "errors", "op"},
-    "demo": {"fuse", "verify", "bench", "runtime", "save", "load", "errors", "op", "report"},
+    "fuse": {"op", "opset", "recognise", "emit", "report", "load", "errors"},
+    "inputs": {"errors"},
+    "runtime": {"errors"},
+    "running": {"runtime", "inputs", "errors", "op", "load", "paths"},
+    "exact": {"inputs", "running", "op"},
+    "cut": set(),
+    "verify": {"exact", "inputs", "running", "errors", "op"},
+    "bench": {"cut", "fuse", "inputs", "running", "report", "errors", "op"},
+    "doctor": {"runtime", "running", "errors"},
+    "demo": {"bench", "verify", "fuse", "running", "inputs", "save", "load", "errors", "report"},
 }
 FREE = {"cli", "__init__", "__main__"}
 

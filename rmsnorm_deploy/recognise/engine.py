@@ -98,7 +98,8 @@ class _Candidate:
             try:
                 state = grammar.open_candidate(self.facts, self.node)
             except Refusal as refusal:
-                self._refused(refusal, self.node, Stage.REDUCTION, 0)
+                self.stage = refusal.stage
+                self._refused(refusal, self.node, refusal.stage, 0)
                 return [self._miss()]
         else:
             return []

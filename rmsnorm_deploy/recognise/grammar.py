@@ -281,7 +281,11 @@ def open_candidate(facts: Facts, node: ir.Node) -> Partial:
                 found="a graph input" if producer is None else producer.op_type,
             )
         square = found
-        axes = checks.reduction_axes(facts, node)
+        try:
+            axes = checks.reduction_axes(facts, node)
+        except Refusal as refusal:
+            refusal.stage = Stage.SQUARE
+            raise
         restored = checks.keeps_dimensions(node)
     base = checks.strip(facts, square.value)
     dtype = facts.dtype(base)
@@ -684,7 +688,12 @@ def _(step: Step) -> Partial:
 @alternative("Mul(x,1/rms)", STATISTIC, ["Mul"])
 def _(step: Step) -> Partial:
     if step.state.power != -1:
-        raise Refusal("is not x times the inverse of the RMS", expected="Mul(x, 1 / rms)")
+        raise Refusal(
+            "is multiplied by the RMS itself, not by its inverse",
+            expected="x / rms, or x * (1 / rms)",
+            found=f"a product with '{step.other.name}'",
+            weight=2 if step.state.stage is Stage.RMS and step.facts.constant(step.other) is None else 0,
+        )
     return _normalise(step, step.other, step.state.factor)
 
 

@@ -163,7 +163,7 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
     constants = {t.name: t for t in graph.initializer}
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 _stand_in(inner, same)
         contrib = node.domain == "com.microsoft"
         inputs: list[str] = []

@@ -15,8 +15,11 @@ from rmsnorm_deploy.recognise.match import Stage
 class Refusal(Exception):
     """An alternative does not hold at a node. Becomes a Miss when nothing else holds either.
 
-    ``weight`` orders refusals at one node: the heaviest is the one that a user wants to read.
+    ``weight`` orders refusals at one node: the heaviest is the one that a user wants to read. ``stage`` is how far the
+    candidate had got, where the refusal knows better than the one who asked.
     """
+
+    stage = Stage.REDUCTION
 
     def __init__(self, reason: str, *, expected: str = "", found: str = "", hint: str = "", weight: int = 0) -> None:
         super().__init__(reason)
