@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given  # works before and behind the command
     given = [a for a in given if a != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name from the model that the terminal cannot show is no error
     try:
         status = app(args=given, prog_name="rmsnorm-deploy", standalone_mode=False)
         sys.stdout.flush()
@@ -103,10 +107,7 @@ def _clean(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(
-        _clean(text).encode(sys.stderr.encoding or "utf-8", "replace").decode(sys.stderr.encoding or "utf-8")
-    )
-    sys.stderr.write("\n")
+    sys.stderr.write(_clean(text) + "\n")
     sys.stderr.flush()
 
 
@@ -114,10 +115,10 @@ def _console() -> Any:
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
+    # rich obeys NO_COLOR by itself, but FORCE_COLOR as well unless it is told
     return Console(
         file=sys.stdout,
         force_terminal=terminal,
-        no_color=True if os.environ.get("NO_COLOR") else None,
         width=None if terminal else 160,
         markup=False,
         emoji=False,
@@ -180,7 +181,9 @@ def fuse_command(
         str | None, typer.Option("--require", metavar="N|all", help="Fail unless so many norms are fused.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
-    form: Annotated[str, typer.Option("--op", help="What the norms are written as.")] = "plugin",
+    form: Annotated[
+        str, typer.Option("--op", metavar="FORM", help="How norms are written: plugin, onnx or ort.")
+    ] = "plugin",
     as_json: JsonFlag = False,
 ) -> None:
     """Fuse every RMSNorm of IN and write OUT. IN and its weights are never changed."""
@@ -200,7 +203,7 @@ def fuse_command(
 
     fused, report = fuse(model, form=form, dry_run=dry_run)
     if not as_json:
-        _print_report(report)
+        _print_report(report, dry_run=dry_run)
     _check_required(wanted, report)
     saved = result = None
     if output is not None and not dry_run:
@@ -256,7 +259,11 @@ def _check_required(wanted: int | None, report: Any) -> None:
     )
 
 
-def _print_report(report: Any) -> None:
+def _planned(report: Any) -> str:
+    return str(report.summary()).replace("fused", "would fuse", 1)
+
+
+def _print_report(report: Any, *, dry_run: bool) -> None:
     names = sorted(set(report.ops_before) | set(report.ops_after))
     changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
     if changed:
@@ -267,7 +274,7 @@ def _print_report(report: Any) -> None:
         _print(table)
         _print("")
     already = f" ({report.already} fused before)" if report.already else ""
-    _print(report.summary() + already)
+    _print((_planned(report) if dry_run else report.summary()) + already)
     for warning in report.warnings:
         _say(f"warning: {warning}")
     fewer = sum(f.rounding == "fewer" for f in report.fused)
@@ -323,7 +330,7 @@ def explain_command(
     hidden = len(report.missed) - len(missed)
     if hidden and site is None:
         _print(f"{hidden} other reductions are no RMSNorm (--all lists them)")
-    _print(report.summary().replace("fused", "would fuse", 1).replace(" (run explain)", ""))
+    _print(_planned(report).replace(" (run explain)", ""))
     for warning in report.warnings:
         _say(f"warning: {warning}")
 
@@ -483,7 +490,7 @@ def demo_command(
         if sys.stderr.isatty():
             _say(f"{row.name}: done")
     same = agreement(next(iter(sorted(folder.glob("*.onnx")))))
-    passed = all(r.verification.passed for r in rows)
+    passed = same.agrees and all(r.verification.passed for r in rows)
     if as_json:
         import dataclasses
 
@@ -515,7 +522,7 @@ def demo_command(
         _print(f"the fused files ran by their function bodies: {same.library}")
     else:
         _print(
-            f"one fused file, with the library and without: both agree "
+            f"one fused file, with the library and without: {'both agree' if same.agrees else 'they DIFFER'} "
             f"({same.name}: largest difference {same.ulps:.2g} ULP of the output's largest value)"
         )
     for r in rows:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, overload
@@ -17,10 +19,12 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.load import load_proto, to_ir
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.opset import raised
-from rmsnorm_deploy.recognise.engine import recognise, scopes
-from rmsnorm_deploy.recognise.facts import node_name
+from rmsnorm_deploy.recognise.engine import recognise
+from rmsnorm_deploy.recognise.facts import AI_ONNX, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
+from rmsnorm_deploy.recognise.scopes import Scope, scopes, subgraphs
 from rmsnorm_deploy.report import FusedNorm, FusionReport
+from rmsnorm_deploy.splice import spliced
 
 
 @overload
@@ -57,9 +61,16 @@ def fuse(
         form = Form(form)
     except ValueError:
         raise UsageError(f"there is no form '{form}'", f"Forms are: {', '.join(f.value for f in Form)}.") from None
+    with _collector_paused():
+        return _fuse(model, form, dry_run)
+
+
+def _fuse(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, form: Form, dry_run: bool
+) -> tuple[onnx.ModelProto | ir.Model, FusionReport]:
     if isinstance(model, ir.Model):
-        fused, report = _fused_copy(model.clone(), form, dry_run)
-        return (model if dry_run else fused), report
+        fuser, report = _fused_copy(model.clone(), form, dry_run)
+        return (model if dry_run else fuser.model), report
     if isinstance(model, onnx.ModelProto):
         original, path = model, "the model"
     elif isinstance(model, (str, os.PathLike)):
@@ -68,51 +79,52 @@ def fuse(
         raise UsageError(
             f"cannot fuse a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
-    graph, report = _fused_copy(to_ir(original, path), form, dry_run)
+    graph = to_ir(original, path)
+    fuser, report = _fused_copy(graph, form, dry_run, original)
     if dry_run or not report.fused:
         copy = onnx.ModelProto()
         copy.CopyFrom(original)
         return copy, report
-    proto = ir.to_proto(graph)
-    _restore(original, proto)
-    return proto, report
+    if fuser.model is not graph:
+        return ir.to_proto(fuser.model), report  # another opset: onnx's converter has rewritten every node
+    before = next(scope.nodes for scope in fuser.scopes if scope.graph is graph.graph)
+    return spliced(original, graph, before, fuser.touched, fuser.touched_functions), report
 
 
-def _restore(original: onnx.ModelProto, proto: onnx.ModelProto) -> None:
-    """What onnx_ir has no place for, or adds by itself: the rest of the model stays as it was."""
-    proto.training_info.extend(original.training_info)
-    proto.graph.sparse_initializer.extend(original.graph.sparse_initializer)
-    described = {v.name for graph in _graph_protos(original.graph) for v in graph.value_info}
-    for graph in _graph_protos(proto.graph):
-        weights = {t.name for t in graph.initializer}
-        kept = [v for v in graph.value_info if v.name not in weights or v.name in described]
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: a graph is many small live objects, and scanning them doubles the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
-def _graph_protos(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _graph_protos(inner)
+def _fused_copy(
+    model: ir.Model, form: Form, dry_run: bool, proto: onnx.ModelProto | None = None
+) -> tuple[_Fuser, FusionReport]:
+    """``model`` fused in place, or a copy of a newer opset fused where the form needs one.
 
-
-def _fused_copy(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, FusionReport]:
-    """``model`` fused in place, or a copy of a newer opset fused where the form needs one."""
-    fuser = _Fuser(model, form)
-    if form is not Form.ONNX or fuser.opset >= ONNX_OPSET or not recognise(model)[0]:
-        return model, fuser.run(dry_run)
+    ``proto`` is the same model as a proto, where there is one.
+    """
+    fuser = _Fuser(model, form, proto)
+    if form is not Form.ONNX or fuser.opset >= ONNX_OPSET or not recognise(model, proto)[0]:
+        return fuser, fuser.run(dry_run)
     try:
         newer = raised(model, ONNX_OPSET)
     except ValueError as error:
         fuser.cannot_raise = str(error)
-        return model, fuser.run(dry_run)
+        return fuser, fuser.run(dry_run)
     before = fuser.opset
     fuser = _Fuser(newer, form)
     fuser.warnings.append(f"the model's opset was raised from {before} to {ONNX_OPSET} by onnx's version converter")
     report = fuser.run(dry_run)
-    return (newer if report.fused else model), report
+    if not report.fused:
+        fuser.model = model
+    return fuser, report
 
 
 class RmsNormFusionPass(ir.passes.InPlacePass):
@@ -129,40 +141,44 @@ class RmsNormFusionPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=bool(self.report.fused))
 
 
-def count_ops(model: ir.Model) -> dict[str, int]:
-    """Number of nodes by operator, subgraphs and local functions included, our own function bodies excepted."""
+def count_ops(graphs: Iterable[Scope]) -> dict[str, int]:
+    """Number of nodes by operator, subgraphs and local functions included."""
     counts: collections.Counter[str] = collections.Counter()
-    for _, graph in scopes(model):
-        counts.update(f"{n.domain}::{n.op_type}" if n.domain not in ("", "ai.onnx") else n.op_type for n in graph)
+    for scope in graphs:
+        counts.update(n.op_type if n.domain in AI_ONNX else f"{n.domain}::{n.op_type}" for n in scope.nodes)
     return dict(sorted(counts.items()))
 
 
 class _Fuser:
     """Plans and applies on one model, in place."""
 
-    def __init__(self, model: ir.Model, form: Form) -> None:
+    def __init__(self, model: ir.Model, form: Form, proto: onnx.ModelProto | None = None) -> None:
         self.model = model
+        self.proto = proto
         self.form = form
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.names: set[str] | None = None
         self.constants: dict[tuple[Any, ...], ir.Value] = {}
         self.successors: dict[ir.Value, ir.Value] = {}
-        self.roots = _roots(model)
+        self.scopes = scopes(model)
+        self.roots = _roots(self.scopes)
+        self.touched: set[ir.Node] = set()
+        self.touched_functions: set[ir.Function] = set()
         self.root: ir.Graph | ir.Function = model.graph
         self.warnings: list[str] = []
         self.cannot_raise = ""
 
     def run(self, dry_run: bool) -> FusionReport:
-        before = count_ops(self.model)
+        before = count_ops(self.scopes)
         already = sum(n for name, n in before.items() if name.startswith(f"{DOMAIN}::"))
-        matches, misses = recognise(self.model)
+        matches, misses = recognise(self.model, self.proto, self.scopes)
         matches, refused = self._expressible(matches)
         fused = [self._describe(m) for m in matches] if dry_run else self._apply(matches)
         return FusionReport(
             fused=tuple(fused),
             missed=tuple(misses + refused),
             ops_before=before,
-            ops_after=before if dry_run else count_ops(self.model),
+            ops_after=before if dry_run else count_ops(scopes(self.model)),
             warnings=tuple(self.warnings),
             opset=self.opset,
             form=self.form.value,
@@ -227,7 +243,7 @@ class _Fuser:
         """From 11 to 12 only Dropout changes what a valid node may carry; its ratio became an input."""
         if (self.opset, wanted) != (11, 12) or self.model.functions:
             return False
-        return not any(n.op_type == "Dropout" and n.attributes for _, g in scopes(self.model) for n in g)
+        return not any(n.op_type == "Dropout" and n.attributes for g in self.scopes for n in g.nodes)
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
@@ -250,18 +266,29 @@ class _Fuser:
         graph = match.nodes[-1].graph
         assert graph is not None
         self.root = self.roots[graph]
+        self._touch(graph)
         match = self._current(match)
         made = emitter.emit(match, self.form)
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain
             anchor = match.sum.producer() or anchor
-            resort.add(graph)
+            if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
+                resort.add(graph)  # a scale that is computed may be so behind the addition
         graph.insert_before(anchor, made.nodes)
         self._take_over(match.output, made.y)
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
         return made.norm
+
+    def _touch(self, graph: ir.Graph | ir.Function) -> None:
+        """Note the nodes and the function through which a changed graph hangs in the model."""
+        if isinstance(self.root, ir.Function):
+            self.touched_functions.add(self.root)
+        holders = {scope.graph: scope.holder for scope in self.scopes if scope.holder is not None}
+        while (holder := holders.get(graph)) is not None and holder.graph is not None:
+            self.touched.add(holder)
+            graph = holder.graph
 
     def _current(self, match: Match) -> Match:
         """The match with every value that an earlier replacement took over exchanged for its successor."""
@@ -316,7 +343,7 @@ class _Fuser:
     def _add_bodies(self, ops: set[Op]) -> None:
         """Put a function body for each operator in use into the model, and what it needs."""
         if self.form is Form.ORT:
-            if any(n.domain == "com.microsoft" for _, g in scopes(self.model) for n in g):
+            if any(n.domain == "com.microsoft" for g in scopes(self.model) for n in g.nodes):
                 self.model.opset_imports.setdefault("com.microsoft", 1)
             return
         if self.form is Form.ONNX:
@@ -334,7 +361,7 @@ class _Fuser:
 
     def _unique(self, wish: str) -> str:
         if self.names is None:
-            self.names = _all_names(self.model)
+            self.names = _all_names(self.scopes)
         name, i = wish, 1
         while name in self.names:
             name, i = f"{wish}_{i}", i + 1
@@ -388,29 +415,26 @@ class _Fuser:
         )
 
 
-def _roots(model: ir.Model) -> dict[ir.Graph | ir.Function, ir.Graph | ir.Function]:
+def _roots(graphs: Iterable[Scope]) -> dict[ir.Graph | ir.Function, ir.Graph | ir.Function]:
     """For each graph the main graph or local function that it belongs to."""
-    roots: dict[ir.Graph | ir.Function, ir.Graph | ir.Function] = {model.graph: model.graph}
-    roots.update(dict.fromkeys(model.graph.subgraphs(), model.graph))
-    for function in model.functions.values():
-        roots[function] = function
+    roots: dict[ir.Graph | ir.Function, ir.Graph | ir.Function] = {}
+    for scope in graphs:
+        roots[scope.graph] = scope.root
         # nodes of a function name its inner graph as theirs
-        roots.update({n.graph: function for n in function if n.graph is not None})
-        roots.update(dict.fromkeys(function.subgraphs(), function))
+        roots.update({n.graph: scope.root for n in scope.nodes[:1] if n.graph is not None})
     return roots
 
 
-def _all_names(model: ir.Model) -> set[str]:
+def _all_names(graphs: Iterable[Scope]) -> set[str]:
     names: set[str] = set()
-    for _, graph in scopes(model):
-        names.update(v.name for v in graph.inputs if v.name)
-        if isinstance(graph, ir.Graph):
-            names.update(graph.initializers)
-        for node in graph:
+    for scope in graphs:
+        names.update(v.name for v in scope.graph.inputs if v.name)
+        if isinstance(scope.graph, ir.Graph):
+            names.update(scope.graph.initializers)
+        for node in scope.nodes:
             if node.name:
                 names.add(node.name)
             names.update(o.name for o in node.outputs if o.name)
-            names.update(i.name for i in node.inputs if i is not None and i.name)
     return names
 
 
@@ -419,19 +443,9 @@ def _is_ordered(graph: ir.Graph | ir.Function) -> bool:
     seen: set[ir.Node] = set()
     for node in graph:
         used = [v for v in node.inputs if v is not None]
-        for inner in _inner_nodes(node):
-            used += [v for v in inner.inputs if v is not None]
+        for _, _, _, inner in subgraphs(node) if node.attributes else ():
+            used += [v for n in inner.all_nodes() for v in n.inputs if v is not None]
         if any((p := v.producer()) is not None and p.graph is graph and p not in seen for v in used):
             return False
         seen.add(node)
     return True
-
-
-def _inner_nodes(node: ir.Node) -> list[ir.Node]:
-    found = []
-    for attribute in node.attributes.values():
-        if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-            found += list(attribute.value.all_nodes())
-        elif not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPHS:
-            found += [n for g in attribute.value for n in g.all_nodes()]
-    return found

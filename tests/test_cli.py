@@ -139,7 +139,7 @@ def test_a_dry_run_writes_nothing(run, tmp_path):
     assert json.loads(out)["output"] is None
     assert listing(tmp_path) == []
     assert "wrote" not in err
-    assert run("fuse", LLAMA, "--dry-run")[0] == 0
+    assert "would fuse 5 of 5" in run("fuse", LLAMA, "--dry-run")[1]
 
 
 def test_require(run, fails, tmp_path):
@@ -203,6 +203,16 @@ def test_a_type_that_no_norm_can_have_is_left_with_a_reason(run, tmp_path):
     status, out, err = run("fuse", path, "-o", tmp_path / "f.onnx")
     assert status == 0, err
     assert "fused 0 of" in out or "no RMSNorm" in out
+
+
+@pytest.mark.parametrize("form", ["onnx", "ort"])
+def test_the_other_forms_are_written_and_verified(run, tmp_path, form):
+    pytest.importorskip("onnxruntime")
+    status, out, err = run("fuse", LLAMA, "-o", tmp_path / "f.onnx", "--op", form, "--verify")
+    assert status == 0, err
+    assert "fused 5 of 5" in out
+    assert "verified" in err
+    assert listing(tmp_path) == ["f.onnx"]
 
 
 def bad_files(folder):
@@ -515,7 +525,13 @@ def test_an_ascii_terminal_gets_ascii(tmp_path):
     done = process("explain", path, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     assert done.returncode == 3
     assert done.stderr.count("\n") == 2
-    shutil.copy(LLAMA, path)
+    foreign = norm(13)
+    for node in foreign.graph.node:
+        node.name = "\N{GREEK SMALL LETTER OMEGA}" + node.op_type
+    onnx.save(foreign, path)
+    done = process("explain", path, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert done.returncode == 0, done.stderr
+    assert "?Mul" in done.stdout
     done = process("fuse", path, "--dry-run", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     assert done.returncode == 0, done.stderr
 

@@ -43,6 +43,12 @@ def test_the_table_has_a_row_for_each_model(capsys):
     assert "took" in err
 
 
+def test_a_disagreement_is_a_failure(capsys, monkeypatch):
+    monkeypatch.setattr(demo, "agreement", lambda path: demo.Agreement(path.stem, 0.5, 500.0, ""))
+    assert cli.main(["demo", "--seconds", "0.02"]) == 1
+    assert "they DIFFER" in capsys.readouterr().out
+
+
 def test_without_the_library_the_demonstration_still_runs(capsys, monkeypatch):
     monkeypatch.setenv("RMSNORM_DEPLOY_LIBRARY", "/nowhere.so")
     assert cli.main(["demo", "--seconds", "0.02"]) == 0

@@ -87,6 +87,7 @@ BAD_BYTES = {
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "Git LFS pointer"),
     "zeros": (bytes(100), "not an ONNX model"),
     "random": (np.random.default_rng(0).bytes(4096), "not an ONNX model"),
+    "right length, wrong inside": (b"\x08\x09" + b"\x3a\x40" + b"\xff" * 64, "not an ONNX model"),
     "no graph": (no_graph(), "has no graph"),
     "no opset": (no_opset(), "which opset"),
 }
@@ -414,6 +415,18 @@ def test_an_invalid_result_leaves_nothing_behind(tmp_path):
     with pytest.raises(ModelError, match="not be a valid model"):
         save(model, tmp_path / "out.onnx")
     assert listing(tmp_path) == []
+
+
+def test_an_operator_of_onnxruntime_is_no_fault_but_hides_none(tmp_path):
+    model = model_with_weights()
+    model.graph.node.insert(1, helper.make_node("SimplifiedLayerNormalization", ["h", "w1"], ["n"], axis=-1))
+    model.graph.node[2].input[0] = "n"
+    save(model, tmp_path / "good.onnx")
+    assert not any(n.domain for n in load_proto(tmp_path / "good.onnx").graph.node)
+    model.graph.node.reverse()
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "bad.onnx")
+    assert listing(tmp_path) == ["good.onnx"]
 
 
 def test_a_fault_that_the_original_has_as_well_is_no_obstacle(tmp_path):

@@ -89,7 +89,6 @@ def test_any_product_of_the_stages_is_found_and_right(s):
     check(s)
 
 
-
 BREAKS = {
     "exponent": lambda g, x, z: (x**2.0009765625, x, {}),
     "another_x": lambda g, x, z: (z**2.0, x, {}),

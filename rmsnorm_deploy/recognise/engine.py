@@ -4,56 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.partial import Partial, Refusal
+from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 _MAX_PATH = 64
 """Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
 
 
-def recognise(model: ir.Model) -> tuple[list[Match], list[Miss]]:
-    """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed."""
-    facts = Facts(model)
+def recognise(
+    model: ir.Model, proto: onnx.ModelProto | None = None, graphs: list[Scope] | None = None
+) -> tuple[list[Match], list[Miss]]:
+    """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed.
+
+    Args:
+        model: the model.
+        proto: the same model as a proto, where the caller has one; it is not changed.
+        graphs: ``scopes(model)``, where the caller has them.
+    """
+    graphs = scopes(model) if graphs is None else graphs
+    candidates = [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
+    if not candidates:
+        return [], []
+    facts = Facts(model, proto)
+    for scope in graphs:
+        if scope.holder is not None and isinstance(scope.graph, ir.Graph):
+            facts.inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
     matches: list[Match] = []
     misses: list[Miss] = []
-    for scope, graph in scopes(model):
-        for node in graph:
-            found = _Candidate(facts, node, scope).run()
-            for result in found:
-                (matches if isinstance(result, Match) else misses).append(result)  # type: ignore[arg-type]
+    for scope, node in candidates:
+        for result in _Candidate(facts, node, scope.name).run():
+            if isinstance(result, Match):
+                matches.append(result)
+            else:
+                misses.append(result)
     return _without_overlap(matches), misses
 
 
-def scopes(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
-    """Every graph of the model with the path that names it; our own function bodies excepted."""
-    yield from _nested("", model.graph)
-    for function in model.functions.values():
-        if function.domain != DOMAIN:
-            yield from _nested(f"{function.domain}::{function.name}" if function.domain else function.name, function)
-
-
-def _nested(scope: str, graph: ir.Graph | ir.Function) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
-    yield scope, graph
-    for node in graph:
-        for attribute in node.attributes.values():
-            if attribute.is_ref():
-                continue
-            inner = (
-                [attribute.value]
-                if attribute.type == ir.AttributeType.GRAPH
-                else list(attribute.value)
-                if attribute.type == ir.AttributeType.GRAPHS
-                else []
-            )
-            for i, subgraph in enumerate(inner):
-                part = f"{node_name(node)}.{attribute.name}" + (f"[{i}]" if len(inner) > 1 else "")
-                yield from _nested(f"{scope}/{part}" if scope else part, subgraph)
+_STARTS = frozenset(grammar.OPENINGS) | fused_forms.OPERATORS
 
 
 def _without_overlap(matches: list[Match]) -> list[Match]:

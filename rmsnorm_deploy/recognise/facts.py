@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.recognise import folding
-from rmsnorm_deploy.recognise.inference import Dim, Shape, dim, infer
+from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim
 
 Array = NDArray[Any]
 
@@ -40,42 +41,46 @@ class Facts:
     """Types, shapes and constants of every value of one model.
 
     Shapes come from the file and from onnx's shape inference, which runs on a copy without weights; the model itself
-    is not touched.
+    is not touched. ``proto`` is the same model as a proto, where the caller has one.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
         self.model = model
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-        self._inferred = infer(model)
+        self.inferred = Inferred(model, proto)
+        self._known: dict[ir.Value, Known] = {}
         self._constants: dict[ir.Value, Array | None] = {}
+        self._expressions: dict[ir.Value, bool] = {}
 
     # -- types and shapes ---------------------------------------------------------------------------------------------
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Element type, or None where it is unknown."""
-        if value is None:
-            return None
-        if value.dtype is not None and value.dtype != ir.DataType.UNDEFINED:
-            return value.dtype
-        if value.const_value is not None:
-            return value.const_value.dtype
-        return self._inferred.get(value, (None, None))[0]
+        return None if value is None else self._of(value)[0]
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Dimensions, or None where even the rank is unknown."""
-        if value is None:
-            return None
+        return None if value is None else self._of(value)[1]
+
+    def _of(self, value: ir.Value) -> Known:
+        known = self._known.get(value)
+        if known is None:
+            known = self._known[value] = self._look_up(value)
+        return known
+
+    def _look_up(self, value: ir.Value) -> Known:
+        """What the tensor says, else the file, else inference."""
         if value.const_value is not None:
-            return tuple(int(d) for d in value.const_value.shape)  # type: ignore[arg-type]
+            tensor = value.const_value
+            return tensor.dtype, tuple(int(d) for d in tensor.shape)  # type: ignore[arg-type]
+        inferred_type, inferred = self.inferred.of(value)
+        dtype = value.dtype if value.dtype not in (None, ir.DataType.UNDEFINED) else inferred_type
         declared = None if value.shape is None else tuple(dim(d) for d in value.shape)
-        inferred = self._inferred.get(value, (None, None))[1]
         if declared is None or inferred is None or len(declared) != len(inferred):
-            return declared if declared is not None else inferred
+            return dtype, declared if declared is not None else inferred
         # each of the two may know a dimension that the other does not
-        return tuple(
-            i if d is None or (isinstance(i, int) and isinstance(d, str)) else d
-            for d, i in zip(declared, inferred, strict=True)
-        )
+        pairs = zip(declared, inferred, strict=True)
+        return dtype, tuple(i if d is None or (isinstance(i, int) and isinstance(d, str)) else d for d, i in pairs)
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Number of dimensions, or None."""
@@ -126,6 +131,12 @@ class Facts:
         """Whether the value is made of initializers and Constant nodes alone, however large."""
         if value is None or depth > _MAX_DEPTH:
             return False
+        known = self._expressions.get(value)
+        if known is None:
+            known = self._expressions[value] = self._is_constant_expression(value, depth)
+        return known
+
+    def _is_constant_expression(self, value: ir.Value, depth: int) -> bool:
         if value.is_initializer():
             return True
         node = value.producer()

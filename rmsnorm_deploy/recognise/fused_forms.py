@@ -13,6 +13,10 @@ from rmsnorm_deploy.recognise.partial import Partial, Refusal, Source
 _STANDARD = {"RMSNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5}
 """Default epsilon of each operator."""
 _CONTRIB = "com.microsoft"
+_RESIDUAL = "SkipSimplifiedLayerNormalization"
+
+OPERATORS = frozenset((*_STANDARD, _RESIDUAL))
+"""Operators that are a norm by themselves."""
 
 
 def open_fused(facts: Facts, site: Site, node: ir.Node) -> Partial | Match | Miss | None:
@@ -23,7 +27,7 @@ def open_fused(facts: Facts, site: Site, node: ir.Node) -> Partial | Match | Mis
     try:
         if node.op_type in _STANDARD and node.domain in (*AI_ONNX, _CONTRIB):
             return _plain(facts, node)
-        if node.op_type == "SkipSimplifiedLayerNormalization" and node.domain == _CONTRIB:
+        if node.op_type == _RESIDUAL and node.domain == _CONTRIB:
             return _residual(facts, site, node)
     except Refusal as refusal:
         return Miss(

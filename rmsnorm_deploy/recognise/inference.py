@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -16,14 +15,8 @@ Shape = tuple[Dim, ...]
 Known = tuple[ir.DataType | None, Shape | None]
 
 _WEIGHT = 4096
-"""Tensors with more elements are left out of the copy."""
-
-
-def infer(model: ir.Model) -> dict[ir.Value, Known]:
-    """Type and shape of every value for which they could be inferred. ``model`` is not changed."""
-    table: dict[ir.Value, Known] = {}
-    _Inference(model, table).run()
-    return table
+"""Bytes from which a tensor is left out of the copy; what shape inference reads (axes, shapes) is smaller."""
+_NOTHING: Known = (None, None)
 
 
 def dim(dim: int | ir.SymbolicDim) -> Dim:
@@ -31,101 +24,104 @@ def dim(dim: int | ir.SymbolicDim) -> Dim:
     return dim if isinstance(dim, int) else dim.value
 
 
-class _Inference:
-    """Runs the inference and reads its results into a table."""
+class Inferred:
+    """Type and shape of the values of a model, as far as they can be inferred. The model is not changed.
 
-    def __init__(self, model: ir.Model, table: dict[ir.Value, Known]) -> None:
-        self.model = model
-        self.table = table
-        self.same: dict[str, str] = {}
+    Args:
+        model: the model.
+        proto: the same model as a proto, where the caller has one: it saves a conversion. It is not changed.
+    """
 
-    def run(self) -> None:
-        skeleton = self.model.clone()
-        for graph in _graphs(skeleton):
-            for value in graph.initializers.values():
-                _drop_weight(value)
-        proto = ir.to_proto(skeleton)
-        _stand_in(proto.graph, self.same)
-        for function in [f for f in proto.functions if f.domain == DOMAIN]:
-            proto.functions.remove(function)  # our own bodies carry nothing to recognise
-        self._graph(self.model.graph, _infer(proto).graph)
-        self._functions(proto)
+    def __init__(self, model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
+        skeleton = _without_weights(proto if proto is not None else _to_proto(model))
+        self._same: dict[str, str] = {}
+        _stand_in(skeleton.graph, self._same)
+        for function in [f for f in skeleton.functions if f.domain == DOMAIN]:
+            skeleton.functions.remove(function)  # our own bodies carry nothing to recognise
+        inferred = _infer(skeleton)
+        self._protos: dict[ir.Graph, onnx.GraphProto] = {model.graph: inferred.graph}
+        self._known: dict[ir.Graph, dict[str, onnx.ValueInfoProto]] = {}
+        self._in_functions: dict[ir.Value, Known] = {}
+        if model.functions:
+            self._functions(model, inferred)
 
-    def _graph(self, graph: ir.Graph, proto: onnx.GraphProto) -> None:
-        known = {v.name: v for v in [*proto.value_info, *proto.input, *proto.output]}
-        for value in graph.inputs:
-            self._record(value, known)
-        self._nodes(graph, proto.node, known)
-
-    def _nodes(self, nodes: Iterable[ir.Node], protos: Iterable[onnx.NodeProto], known: dict[str, Any]) -> None:
-        for node, proto in zip(nodes, protos, strict=True):
-            for value in node.outputs:
-                self._record(value, known)
-            inner = {a.name: a for a in proto.attribute}
-            for name, attribute in node.attributes.items():
-                if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH:
-                    self._graph(attribute.value, inner[name].g)
-
-    def _record(self, value: ir.Value, known: dict[str, Any]) -> None:
-        name = value.name or ""
-        info = known.get(name) or known.get(self.same.get(name, ""))
-        if info is None or not info.type.HasField("tensor_type"):
+    def pair(self, graph: ir.Graph, holder: ir.Node, attribute: str, index: int) -> None:
+        """Make a subgraph known: the one that ``holder`` carries as ``attribute`` (number ``index`` of a list)."""
+        parent = self._protos.get(holder.graph)  # type: ignore[arg-type]
+        if parent is None:
             return
-        tensor = info.type.tensor_type
-        dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
-        shape: Shape | None = None
-        if tensor.HasField("shape"):
-            shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
-        self.table[value] = (dtype, shape)
-
-    def _functions(self, proto: onnx.ModelProto) -> None:
-        """Types inside local functions, from their call sites where all of these agree."""
-        bodies = {(f.domain, f.name, f.overload): f for f in proto.functions}
-        for _ in range(len(bodies)):  # a function that calls another is reached in a later round
-            changed = False
-            for identifier, function in self.model.functions.items():
-                body = bodies.get((function.domain, function.name, function.overload))
-                if body is None:
-                    continue
-                calls = [n for n in self._all_nodes() if n.op_identifier() == identifier]
-                if not calls or any(v in self.table for v in function.inputs):
-                    continue
-                inputs = [self._common(calls, i) for i in range(len(body.input))]
-                if all(v is None for v in inputs):
-                    continue
-                changed = True
-                graph = onnx.GraphProto(name=body.name, node=body.node)
-                graph.output.extend(onnx.ValueInfoProto(name=n) for n in body.output)
-                for name, value in zip(body.input, inputs, strict=True):
-                    graph.input.append(_value_info(name, *(value or (None, None))))
-                inferred = _infer(
-                    onnx.ModelProto(
-                        graph=graph,
-                        ir_version=proto.ir_version,
-                        opset_import=body.opset_import,
-                        functions=proto.functions,
-                    )
-                )
-                known = {v.name: v for v in [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]}
-                for value_ in function.inputs:
-                    self._record(value_, known)
-                self._nodes(function, inferred.graph.node, known)
-            if not changed:
+        outputs = [o.name for o in holder.outputs]
+        for node in parent.node:
+            if list(node.output) == outputs:
+                for a in node.attribute:
+                    if a.name == attribute:
+                        self._protos[graph] = a.g if a.HasField("g") else a.graphs[index]
                 return
 
-    def _all_nodes(self) -> Iterator[ir.Node]:
-        yield from self.model.graph.all_nodes()
-        for function in self.model.functions.values():
-            yield from function.all_nodes()
+    def of(self, value: ir.Value) -> Known:
+        """Type and shape of ``value``."""
+        if value in self._in_functions:
+            return self._in_functions[value]
+        producer = value.producer()
+        graph = producer.graph if producer is not None else value.graph
+        if not isinstance(graph, ir.Graph) or graph not in self._protos:
+            return _NOTHING
+        known = self._known.get(graph)
+        if known is None:
+            proto = self._protos[graph]
+            known = self._known[graph] = {v.name: v for v in (*proto.value_info, *proto.input, *proto.output)}
+        name = value.name or ""
+        return _read(known.get(name) or known.get(self._same.get(name, "")))
+
+    def _functions(self, model: ir.Model, proto: onnx.ModelProto) -> None:
+        """Types inside local functions, from their call sites, dimension by dimension where all of these agree."""
+        bodies = {(f.domain, f.name, f.overload): f for f in proto.functions}
+        calls: dict[tuple[str, str, str], list[ir.Node]] = {}
+        for root in (model.graph, *(f.graph for f in model.functions.values())):
+            for node in root.all_nodes():
+                calls.setdefault(node.op_identifier(), []).append(node)
+        done: set[tuple[str, str, str]] = set()
+        for _ in bodies:  # a function that calls another is reached in a later round
+            before = len(done)
+            for identifier, function in model.functions.items():
+                body = bodies.get(identifier)
+                sites = calls.get(identifier)
+                if body is None or not sites or identifier in done:
+                    continue
+                inputs = [self._common(sites, i) for i in range(len(body.input))]
+                if all(known is None or known == _NOTHING for known in inputs):
+                    continue
+                done.add(identifier)
+                self._function(function, body, inputs, proto)
+            if len(done) == before:
+                return
+
+    def _function(
+        self, function: ir.Function, body: onnx.FunctionProto, inputs: list[Known | None], model: onnx.ModelProto
+    ) -> None:
+        graph = onnx.GraphProto(name=body.name, node=body.node)
+        graph.output.extend(onnx.ValueInfoProto(name=n) for n in body.output)
+        graph.input.extend(_value_info(n, *(known or _NOTHING)) for n, known in zip(body.input, inputs, strict=True))
+        inferred = _infer(
+            onnx.ModelProto(
+                graph=graph, ir_version=model.ir_version, opset_import=body.opset_import, functions=model.functions
+            )
+        ).graph
+        known = {v.name: v for v in (*inferred.value_info, *inferred.input, *inferred.output)}
+        for value in function.inputs:
+            self._in_functions[value] = _read(known.get(value.name or ""))
+        for node in function:
+            for value in node.outputs:
+                self._in_functions[value] = _read(known.get(value.name or ""))
 
     def _common(self, calls: list[ir.Node], index: int) -> Known | None:
-        """What all call sites agree on, dimension by dimension."""
+        """What all call sites agree on."""
         common: Known | None = None
         for call in calls:
             value = call.inputs[index] if index < len(call.inputs) else None
             if value is None:
                 return None
-            dtype, shape = self.table.get(value, (None, None))
+            dtype, shape = self.of(value)
             if value.const_value is not None:
                 tensor = value.const_value
                 dtype, shape = tensor.dtype, tuple(int(d) for d in tensor.shape)  # type: ignore[arg-type]
@@ -135,6 +131,16 @@ class _Inference:
         return common
 
 
+def _read(info: onnx.ValueInfoProto | None) -> Known:
+    if info is None or not info.type.HasField("tensor_type"):
+        return _NOTHING
+    tensor = info.type.tensor_type
+    dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return dtype, None
+    return dtype, tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
+
+
 def _merge(a: Known, b: Known) -> Known:
     dtype = a[0] if a[0] == b[0] else None
     if a[1] is None or b[1] is None or len(a[1]) != len(b[1]):
@@ -142,16 +148,50 @@ def _merge(a: Known, b: Known) -> Known:
     return dtype, tuple(x if x == y else None for x, y in zip(a[1], b[1], strict=True))
 
 
-_LIKE_FIRST = (
-    "GroupQueryAttention",
-    "MultiHeadAttention",
-    "RotaryEmbedding",
-    "Gelu",
-    "FastGelu",
-    "QuickGelu",
-    "BiasGelu",
+def _to_proto(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as a proto, its large tensors as references that nobody follows."""
+    skeleton = model.clone()
+    for graph in skeleton.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes <= _WEIGHT:
+                continue
+            if tensor.dtype != ir.DataType.STRING:
+                shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
+                name = tensor.name or value.name or ""
+                value.const_value = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    return ir.to_proto(skeleton)
+
+
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose large tensors are references that nobody follows."""
+    copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    copy.graph.name = proto.graph.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(proto.graph, field))
+    for tensor in proto.graph.initializer:
+        if tensor.ByteSize() <= _WEIGHT:
+            copy.graph.initializer.append(tensor)
+        else:
+            copy.graph.initializer.append(_reference(tensor.name, tensor.data_type, list(tensor.dims)))
+    return copy
+
+
+def _reference(name: str, data_type: int, dims: list[int]) -> onnx.TensorProto:
+    return onnx.TensorProto(
+        name=name,
+        data_type=data_type,
+        dims=dims,
+        data_location=onnx.TensorProto.EXTERNAL,
+        external_data=[onnx.StringStringEntryProto(key="location", value="weights")],
+    )
+
+
+_LIKE_FIRST = frozenset(
+    ("GroupQueryAttention", "MultiHeadAttention", "RotaryEmbedding", "Gelu", "FastGelu", "QuickGelu", "BiasGelu")
 )
 """Operators of onnxruntime whose first output has the type and shape of their first input."""
+_SKIP = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 
 
 def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
@@ -160,73 +200,43 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
     A model that onnxruntime or its tools have optimised is full of these, and inference would end at the first.
     A second output of the first one's type goes into ``same``, and its readers read the first.
     """
-    constants = {t.name: t for t in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _stand_in(inner, same)
-        contrib = node.domain == "com.microsoft"
+    for node in _known_to_onnxruntime(graph):
         inputs: list[str] = []
         if node.op_type == "SimplifiedLayerNormalization":
-            inputs = [node.input[1], node.input[0]]  # the output has the scale's type
-            kind = "Mul"
-        elif contrib and node.op_type in ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization"):
+            inputs, kind = [node.input[1], node.input[0]], "Mul"  # the output has the scale's type
+        elif node.op_type in _SKIP:
             inputs, kind = list(node.input[:2]), "Add"
-        elif contrib and node.op_type in _LIKE_FIRST:
-            inputs, kind = [node.input[0]], "Identity"
-        elif contrib and node.op_type == "MatMulNBits" and len(node.input) > 2 and node.input[2] in constants:
-            sizes = {a.name: a.i for a in node.attribute}
-            weight = f"{node.output[0]}//weight"
-            graph.initializer.append(
-                onnx.TensorProto(
-                    name=weight,
-                    data_type=constants[node.input[2]].data_type,
-                    dims=[sizes.get("K", 0), sizes.get("N", 0)],
-                    data_location=onnx.TensorProto.EXTERNAL,
-                    external_data=[onnx.StringStringEntryProto(key="location", value="weights")],
-                )
-            )
-            inputs, kind = [node.input[0], weight], "MatMul"
-        if inputs:
-            if kind == "Add" and len(node.output) > 3 and node.output[3]:
+            if len(node.output) > 3 and node.output[3]:
                 same[node.output[3]] = node.output[0]
+        elif node.op_type in _LIKE_FIRST:
+            inputs, kind = [node.input[0]], "Identity"
+        elif node.op_type == "MatMulNBits" and len(node.input) > 2:
+            types = {t.name: t.data_type for t in graph.initializer}
+            sizes = {a.name: a.i for a in node.attribute}
+            if node.input[2] in types:
+                weight = f"{node.output[0]}//weight"
+                dims = [sizes.get("K", 0), sizes.get("N", 0)]
+                graph.initializer.append(_reference(weight, types[node.input[2]], dims))
+                inputs, kind = [node.input[0], weight], "MatMul"
+        if inputs:
             node.CopyFrom(onnx.NodeProto(op_type=kind, input=inputs, output=[node.output[0]], name=node.name))
-        for i, name in enumerate(node.input):
-            node.input[i] = same.get(name, name)
+    if same:
+        for node in graph.node:
+            for i, name in enumerate(node.input):
+                if name in same:
+                    node.input[i] = same[name]
+
+
+def _known_to_onnxruntime(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        if node.domain == "com.microsoft" or node.op_type == "SimplifiedLayerNormalization":
+            yield node
 
 
 def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> onnx.ValueInfoProto:
     if dtype is None:
         return onnx.ValueInfoProto(name=name)
     return onnx.helper.make_tensor_value_info(name, int(dtype), shape)
-
-
-def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    yield model.graph
-    yield from model.graph.subgraphs()
-    for function in model.functions.values():
-        yield from function.subgraphs()
-
-
-def _drop_weight(value: ir.Value) -> None:
-    """Replace a large tensor of the copy by a reference that nobody follows."""
-    tensor = value.const_value
-    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size <= _WEIGHT:
-        return
-    if tensor.dtype == ir.DataType.STRING:
-        return
-    value.const_value = ir.ExternalTensor(
-        "weights",
-        0,
-        tensor.nbytes,
-        tensor.dtype,
-        shape=_plain_shape(tensor),
-        name=tensor.name or value.name or "",
-    )
-
-
-def _plain_shape(tensor: ir.TensorProtocol) -> ir.Shape:
-    return ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:

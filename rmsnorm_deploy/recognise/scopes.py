@@ -1,0 +1,70 @@
+"""The graphs of a model: main graph, subgraphs and local functions, each with the path that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import DOMAIN
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """One graph.
+
+    Attributes:
+        name: "" for the main graph; else the function and the nodes and attributes that lead to it.
+        graph: the graph, or the local function.
+        nodes: its nodes, in order.
+        root: the main graph, or the local function, that it belongs to.
+        holder: the node that carries it, attribute: under which name, index: at which place of a list.
+    """
+
+    name: str
+    graph: ir.Graph | ir.Function
+    nodes: tuple[ir.Node, ...]
+    root: ir.Graph | ir.Function
+    holder: ir.Node | None = None
+    attribute: str = ""
+    index: int = 0
+
+
+def scopes(model: ir.Model) -> list[Scope]:
+    """Every graph of the model, outer ones first; our own function bodies excepted."""
+    found = list(_nested("", model.graph, model.graph))
+    for function in model.functions.values():
+        if function.domain != DOMAIN:
+            name = f"{function.domain}::{function.name}" if function.domain else function.name
+            found.extend(_nested(name, function, function))
+    return found
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, int, int, ir.Graph]]:
+    """The graphs that a node carries: attribute, place, how many there are, graph."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            yield attribute.name, 0, 1, attribute.value
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            for i, graph in enumerate(attribute.value):
+                yield attribute.name, i, len(attribute.value), graph
+
+
+def _nested(
+    name: str,
+    graph: ir.Graph | ir.Function,
+    root: ir.Graph | ir.Function,
+    holder: ir.Node | None = None,
+    attribute: str = "",
+    index: int = 0,
+) -> Iterator[Scope]:
+    scope = Scope(name, graph, tuple(graph), root, holder, attribute, index)
+    yield scope
+    for node in scope.nodes:
+        if not node.attributes:
+            continue
+        for attribute_name, i, count, inner in subgraphs(node):
+            label = node.name or next((o.name for o in node.outputs if o.name), node.op_type)
+            part = f"{label}.{attribute_name}" + (f"[{i}]" if count > 1 else "")
+            yield from _nested(f"{name}/{part}" if name else part, inner, root, node, attribute_name, i)

@@ -1,0 +1,76 @@
+"""The fused model as the original proto with the changed parts exchanged: what did not change is not even rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx_ir as ir
+
+
+def spliced(
+    original: onnx.ModelProto,
+    model: ir.Model,
+    before: Sequence[ir.Node],
+    rewritten: set[ir.Node],
+    functions: Iterable[ir.Function],
+) -> onnx.ModelProto:
+    """``original`` with the nodes, initializers, functions and versions of ``model``.
+
+    Nodes are taken over from the original byte for byte, so that fields which onnx_ir has no place for survive.
+
+    Args:
+        original: the proto that ``model`` was made from; it is not changed.
+        model: the same model, changed.
+        before: the nodes of the main graph before the change, in order.
+        rewritten: nodes of the main graph that carry a changed subgraph.
+        functions: local functions that were changed; new ones are found by themselves.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(original)
+    known = dict(zip(before, original.graph.node, strict=True))
+    nodes = []
+    for node in model.graph:
+        proto = None if node in rewritten else known.get(node)
+        nodes.append(ir.serde.serialize_node(node) if proto is None else proto)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    _initializers(result.graph, model.graph)
+    kept = {o.name for n in model.graph for o in n.outputs}
+    made = {o.name for n in before for o in n.outputs}  # what was removed has lost its name
+    _value_info(result.graph, {o for n in original.graph.node for o in n.output} - kept - made)
+    _functions(original, result, model, {f.identifier() for f in functions})
+    result.ir_version = model.ir_version
+    versions = {o.domain: o for o in result.opset_import}
+    for domain, version in model.opset_imports.items():
+        if domain not in versions:
+            result.opset_import.add(domain=domain, version=version)
+        elif versions[domain].version != version:
+            versions[domain].version = version
+    return result
+
+
+def _initializers(proto: onnx.GraphProto, graph: ir.Graph) -> None:
+    there = {t.name for t in proto.initializer}
+    for i in reversed(range(len(proto.initializer))):
+        if proto.initializer[i].name not in graph.initializers:
+            del proto.initializer[i]
+    for name, value in graph.initializers.items():
+        if name not in there and value.const_value is not None:
+            proto.initializer.append(ir.serde.serialize_tensor(value.const_value))
+
+
+def _value_info(proto: onnx.GraphProto, gone: set[str]) -> None:
+    for i in reversed(range(len(proto.value_info))):
+        if proto.value_info[i].name in gone:
+            del proto.value_info[i]
+
+
+def _functions(
+    original: onnx.ModelProto, result: onnx.ModelProto, model: ir.Model, changed: set[tuple[str, str, str]]
+) -> None:
+    protos = {(f.domain, f.name, f.overload): f for f in original.functions}
+    del result.functions[:]
+    for identifier, function in model.functions.items():
+        proto = None if identifier in changed else protos.get(identifier)
+        result.functions.append(ir.serde.serialize_function(function) if proto is None else proto)
