@@ -283,7 +283,7 @@ class _Site:
             domain,
             op_type,
             inputs,
-            [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()],
+            [_attribute(k, v) for k, v in attributes.items()],
             outputs=outputs,
             name=self._unique(f"{self.name}_rmsnorm"),
             doc_string=last.doc_string,
@@ -298,6 +298,12 @@ class _Site:
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:
         return Emission(tuple(self.nodes), norm, y, total if self.match.sum is not None else None)
+
+
+def _attribute(name: str, value: int | float | list[int]) -> ir.Attr:
+    if isinstance(value, list):
+        return ir.AttrInt64s(name, value)
+    return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)
 
 
 def _full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor[Any]:

@@ -320,9 +320,9 @@ class _Fuser:
     def _remove_dead(self, candidates: Iterable[ir.Node]) -> set[ir.Node]:
         """Remove those candidates that nothing uses any more, and what only they used. Returns the removed nodes."""
         removed: set[ir.Node] = set()
-        work = list(candidates)
+        work = collections.deque(candidates)
         while work:
-            node = work.pop(0)
+            node = work.popleft()
             if node in removed or node.graph is None:
                 continue
             if any(o.uses() or o.is_graph_output() for o in node.outputs):

@@ -108,7 +108,7 @@ def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> f
         raise Refusal(
             f"'{value.name if value else ''}' is not a constant",
             expected="a constant number",
-            found=_describe(facts, value),
+            found=lambda: _describe(facts, value),
         )
     if constant.size != 1 or constant.dtype.kind in "OSUb":
         raise Refusal(

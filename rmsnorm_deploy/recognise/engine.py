@@ -67,6 +67,12 @@ def _without_overlap(matches: list[Match]) -> list[Match]:
     return list(kept.values())
 
 
+_NEXT = {
+    stage: ", ".join(sorted({op for a in grammar.ALTERNATIVES if stage in a.stages for op in a.ops})) for stage in Stage
+}
+"""The operators that may follow at each stage."""
+
+
 class _Candidate:
     """One reduction, followed as far as the grammar goes."""
 
@@ -153,7 +159,7 @@ class _Candidate:
         if not known:
             unknown = Refusal(
                 f"goes into {node.op_type}, which is no part of a norm here",
-                expected=", ".join(sorted({o for a in grammar.ALTERNATIVES if state.stage in a.stages for o in a.ops})),
+                expected=_NEXT[state.stage],
                 found=node.op_type,
             )
             unknown.weight = 0

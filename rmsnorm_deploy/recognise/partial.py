@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -21,13 +22,26 @@ class Refusal(Exception):
 
     stage = Stage.REDUCTION
 
-    def __init__(self, reason: str, *, expected: str = "", found: str = "", hint: str = "", weight: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        expected: str = "",
+        found: str | Callable[[], str] = "",
+        hint: str = "",
+        weight: int = 0,
+    ) -> None:
         super().__init__(reason)
         self.weight = weight or (1 if expected and found else 0)
         self.reason = reason
         self.expected = expected
-        self.found = found
+        self._found = found
         self.hint = hint
+
+    @property
+    def found(self) -> str:
+        """What stands there; put into words only when somebody asks, since most refusals are never read."""
+        return self._found if isinstance(self._found, str) else self._found()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +137,10 @@ class Partial:
 
     def moved(self, **changes: Any) -> Partial:
         """A copy with these fields changed."""
-        return dataclasses.replace(self, **changes)
+        copy = object.__new__(Partial)  # dataclasses.replace calls __init__, which is most of the time of a walk
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(changes)
+        return copy
 
     @property
     def needs_general(self) -> bool:
