@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rmsnorm_deploy.errors import RmsNormDeployError, UsageError, VerificationFailed
+from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, VerificationFailed
 
 # everything heavy (onnxruntime, rich's tables) is imported in the commands, so that --help is quick
 
@@ -38,7 +40,7 @@ Shapes = Annotated[
     typer.Option("--shapes", metavar="NAME:1,8,64", help="Shape of a generated input; may be repeated."),
 ]
 Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Real inputs, by name.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the input generator.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the input generator.")]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="Within an operator; 0 is onnxruntime's choice.")]
 
 
@@ -51,9 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given  # works before and behind the command
     given = [a for a in given if a != "--debug"]
+    # a closed stream ("1>&-") is None here
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name from the model that the terminal cannot show is no error
+    previous = _stop_on_sigterm()
     try:
         status = app(args=given, prog_name="rmsnorm-deploy", standalone_mode=False)
         sys.stdout.flush()
@@ -64,14 +70,20 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error.message, error.hint, error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", "", 130, debug=False)
+    except _Terminated:
+        return _fail("stopped by SIGTERM", "", 143, debug=False)
     except (BrokenPipeError, SystemExit):
-        # the reader went away ("| head"), for which typer and rich exit: not an error, but nothing more can be said;
-        # the interpreter's last flush goes nowhere
-        if sys.__stdout__ is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        # the reader went away ("| head"), for which typer and rich exit: not an error, but nothing more can be said
+        _silence_stdout()
         return 141
     except typer.Exit as error:
         return error.exit_code
+    except OSError as error:
+        # files of the user have errors of their own; what is left is the terminal, or the disk behind a redirection
+        _silence_stdout()
+        return _fail(
+            f"cannot write: {error.strerror or error}", "Free some space.", MissingEnvironment.exit_code, debug
+        )
     except Exception as error:
         # typer's own usage errors; newer releases carry click inside, so there is no one class to name
         if isinstance(error, _click_exception()):
@@ -80,6 +92,31 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(text[:1].lower() + text[1:], f"See '{command} --help'.", UsageError.exit_code, debug)
         what = f"unexpected {type(error).__name__}: {_first_line(error)}"
         return _fail(what, "Run with --debug for the traceback, and please report it.", 70, debug)
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _silence_stdout() -> None:
+    """The interpreter's last flush goes nowhere."""
+    if sys.__stdout__ is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwinds like Ctrl-C, so that nothing half-written stays."""
+
+
+def _stop_on_sigterm() -> Any:
+    """Turn SIGTERM into an exception; the previous handler, or None outside the main thread."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    try:
+        return signal.signal(signal.SIGTERM, stop)
+    except ValueError:
+        return None
 
 
 def _click_exception() -> type[BaseException]:
@@ -107,8 +144,9 @@ def _clean(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(_clean(text) + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody listens: the exit status still tells
+        sys.stderr.write(_clean(text) + "\n")
+        sys.stderr.flush()
 
 
 def _console() -> Any:

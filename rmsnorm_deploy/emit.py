@@ -132,7 +132,7 @@ class Emitter:
             inputs = [x, residual, scale]
         elif parameters.op is Op.GENERAL_RMS_NORM:
             # -0.0 is the number that changes nothing when added, not even the sign of a zero
-            neutral = _full([1], -0.0, match.scale_dtype)
+            neutral = _full([], -0.0, match.scale_dtype)
             inputs.append(match.bias if match.bias is not None else self._constant("rmsnorm_no_bias", neutral))
         outputs = [site.value(site.T, match.output)]
         if parameters.op is Op.ADD_RMS_NORM:
@@ -256,7 +256,7 @@ class _Site:
                 self.scale_type = DOUBLE if self.T == DOUBLE else FLOAT
                 if match.bias is not None:
                     self.scale_type = match.scale_dtype
-                return self._constant(f"{self.name}_scale", _full([1], match.factor, self.scale_type))
+                return self._constant(f"{self.name}_scale", _full([], match.factor, self.scale_type))
             return self._constant("rmsnorm_ones", _full(self._ones_shape(), 1.0, self.scale_type))
         if match.factor == 1.0:
             return match.scale
@@ -267,10 +267,10 @@ class _Site:
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=self.scale_type)
 
     def _ones_shape(self) -> list[int]:
-        """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; one element if d is unknown."""
+        """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; no dimension if d is unknown."""
         match, axes = self.match, self.match.parameters.axes
         if match.size is None or len(axes) != 1 or (axes[0] >= 0 and match.rank is None):
-            return [1]
+            return []  # not [1], which onnxruntime 1.20 would fuse and then refuse
         behind = -axes[0] - 1 if axes[0] < 0 else (match.rank or 0) - axes[0] - 1
         return [match.size] + [1] * behind
 

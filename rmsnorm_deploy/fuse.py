@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 from rmsnorm_deploy import op
 from rmsnorm_deploy.emit import ONNX_OPSET, Emitter, Form, suited
-from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
 from rmsnorm_deploy.load import load_proto, to_ir
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.opset import raised
 from rmsnorm_deploy.recognise.engine import recognise
 from rmsnorm_deploy.recognise.facts import AI_ONNX, node_name
+from rmsnorm_deploy.recognise.inference import without_weights
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.scopes import Scope, scopes, subgraphs
 from rmsnorm_deploy.report import FusedNorm, FusionReport
@@ -62,17 +63,51 @@ def fuse(
     except ValueError:
         raise UsageError(f"there is no form '{form}'", f"Forms are: {', '.join(f.value for f in Form)}.") from None
     with _collector_paused():
-        return _fuse(model, form, dry_run)
+        try:
+            return _fuse(model, form, dry_run)
+        except RmsNormDeployError:
+            raise
+        except Exception as error:
+            # a file with flipped bits can be wrong in any way: where onnx calls the model invalid, that is the answer
+            complaint = "" if isinstance(model, ir.Model) else _complaint(model)
+            if not complaint:
+                raise
+            raise ModelError(f"the model is not valid: {complaint}", "Export or copy it again.") from error
+
+
+def _complaint(model: str | os.PathLike[str] | onnx.ModelProto) -> str:
+    """What onnx's checker says against a model, in a sentence; nothing where it accepts it."""
+    try:
+        proto = model if isinstance(model, onnx.ModelProto) else load_proto(model)
+        onnx.checker.check_model(without_weights(proto), full_check=True)
+    except Exception as error:  # protobuf, UTF-8 and checker errors share no base
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        for node in proto.graph.node:
+            # protobuf hands a name that is no UTF-8 out as bytes
+            "".join([node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output])
+            "".join(a.name for a in node.attribute)
+    except (TypeError, UnicodeError):
+        return "a name in it is not valid UTF-8"
+    return ""
 
 
 def _fuse(
     model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, form: Form, dry_run: bool
 ) -> tuple[onnx.ModelProto | ir.Model, FusionReport]:
     if isinstance(model, ir.Model):
-        fuser, report = _fused_copy(model.clone(), form, dry_run)
+        try:
+            copy = model.clone()
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"the model cannot be copied: {error}",
+                "onnx_ir has no sparse initializers; pass the path or the onnx.ModelProto.",
+            ) from error
+        fuser, report = _fused_copy(copy, form, dry_run)
         return (model if dry_run else fuser.model), report
+    path: str | None = None
     if isinstance(model, onnx.ModelProto):
-        original, path = model, "the model"
+        original = model
     elif isinstance(model, (str, os.PathLike)):
         original, path = load_proto(model), os.fspath(model)
     else:
@@ -158,6 +193,7 @@ class _Fuser:
         self.form = form
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.names: set[str] | None = None
+        self.numbers: dict[str, int] = {}
         self.constants: dict[tuple[Any, ...], ir.Value] = {}
         self.successors: dict[ir.Value, ir.Value] = {}
         self.scopes = scopes(model)
@@ -276,6 +312,8 @@ class _Fuser:
             if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
                 resort.add(graph)  # a scale that is computed may be so behind the addition
         graph.insert_before(anchor, made.nodes)
+        for value in match.same:
+            self.successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
         self._take_over(match.output, made.y)
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
@@ -362,9 +400,10 @@ class _Fuser:
     def _unique(self, wish: str) -> str:
         if self.names is None:
             self.names = _all_names(self.scopes)
-        name, i = wish, 1
+        name, i = wish, self.numbers.get(wish, 1)
         while name in self.names:
             name, i = f"{wish}_{i}", i + 1
+        self.numbers[wish] = i  # where many nodes share a name, counting from 1 each time would take for ever
         self.names.add(name)
         return name
 

@@ -71,8 +71,12 @@ def load_model(path: StrPath) -> ir.Model:
     return to_ir(load_proto(path), path)
 
 
-def to_ir(proto: onnx.ModelProto, path: StrPath) -> ir.Model:
-    """``proto``, read from ``path``, as an ``onnx_ir.Model``; tensors are shared, external data stay where they are.
+def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
+    """``proto`` as an ``onnx_ir.Model``; tensors are shared, external data stay where they are and are not read.
+
+    Args:
+        proto: the model.
+        path: the file that it was read from, which external data are relative to; None where that is not known.
 
     Raises:
         ModelError: the graph contradicts itself.
@@ -80,7 +84,10 @@ def to_ir(proto: onnx.ModelProto, path: StrPath) -> ir.Model:
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
-        raise ModelError(f"the graph in {path} cannot be understood: {_first_line(error)}", _TRY_CHECKER) from error
+        where = "the graph" if path is None else f"the graph in {path}"
+        raise ModelError(f"{where} cannot be understood: {_first_line(error)}", _TRY_CHECKER) from error
+    if path is None:
+        return model
     # an absolute folder: with an empty one onnx_ir switches its own containment checks off
     ir.external_data.set_base_dir(model.graph, Path(path).parent.absolute())
     return model

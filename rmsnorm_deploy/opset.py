@@ -14,7 +14,10 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     """
     if model.functions:
         raise ValueError("onnx's version converter does not convert models with local functions")
-    skeleton = model.clone()
+    try:
+        skeleton = model.clone()
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"onnx_ir cannot copy it: {error}") from error
     weights: dict[str, ir.TensorProtocol] = {}
     for name, value in skeleton.graph.initializers.items():
         tensor = value.const_value

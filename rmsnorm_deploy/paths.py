@@ -62,16 +62,17 @@ def external_reference(tensor: TensorProto) -> tuple[str, int, int]:
         ModelError: the entry is malformed.
     """
     entries = {e.key: e.value for e in tensor.external_data}
+    needed = _byte_size(tensor)
     location = entries.get("location", "")
     if not location:
         raise ModelError(
             f"tensor '{tensor.name}' has its data in another file but does not name it", "Export the model again."
         )
     try:
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or _byte_size(tensor))
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
     except ValueError:
         offset = length = -1
-    if offset < 0 or length < 0:
+    if offset < 0 or length < needed:
         raise ModelError(
             f"tensor '{tensor.name}' has a malformed place in '{location}': offset {entries.get('offset')!r}, "
             f"length {entries.get('length')!r}",
@@ -162,6 +163,8 @@ def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
         )
     if path.is_dir():
         raise UsageError(f"the output {path} is a folder", f"Name a file: '{path / 'fused.onnx'}'.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"the output {path} is a device, a pipe or a socket, not a file", "Choose another output.")
     if source is not None and same_file(path, source):
         raise UsageError(
             f"the output {path} is the input", "Choose another name: the original is needed to verify the result."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,11 +19,15 @@ LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
 _CPU = "CPUExecutionProvider"
 _REGISTERED = "rmsnorm_deploy.library"
 """Session configuration key under which options remember that they have the library, and from where."""
+_OVERRIDDEN = "rmsnorm_deploy.override"
+"""The same for the library that replaces onnxruntime's own operators."""
+_ONE_AT_A_TIME = threading.Lock()  # two threads that register on one options object would both find it unmarked
 
 
-def _library_name() -> str:
+def _library_name(*, override: bool = False) -> str:
     # CMake calls a loadable module .so on macOS too.
-    return "rmsnorm_deploy.dll" if sys.platform == "win32" else "librmsnorm_deploy.so"
+    stem = "rmsnorm_deploy_override" if override else "rmsnorm_deploy"
+    return f"{stem}.dll" if sys.platform == "win32" else f"lib{stem}.so"
 
 
 def _candidates() -> Iterator[Path]:
@@ -34,21 +39,32 @@ def _candidates() -> Iterator[Path]:
         yield Path(folder) / "rmsnorm_deploy" / "lib" / _library_name()
 
 
-def library_path() -> Path:
+def library_path(*, override: bool = False) -> Path:
     """The native library with the custom operators, as an absolute path.
 
     It is the file named by the environment variable RMSNORM_DEPLOY_LIBRARY, else the one installed with the package.
+
+    Args:
+        override: the library that replaces onnxruntime's own operators instead, which lies beside that one.
 
     Raises:
         MissingEnvironment: there is no such file: the variable names none, or the package was installed without its
             native part.
     """
-    override = os.environ.get(LIBRARY_VARIABLE)
     if override:
-        path = Path(override)
+        path = library_path().with_name(_library_name(override=True))
+        if path.is_file():
+            return path
+        raise MissingEnvironment(
+            f"there is no {path.name} beside {library_path()}",
+            f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} names a library, put both files into its folder",
+        )
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        path = Path(named)
         if not path.is_file():
             raise MissingEnvironment(
-                f"{LIBRARY_VARIABLE} names '{override}', which is not a file",
+                f"{LIBRARY_VARIABLE} names '{named}', which is not a file",
                 "unset it to use the installed library, or name a built one",
             )
         return path.resolve()
@@ -70,15 +86,27 @@ def _onnxruntime() -> Any:
         ) from error
 
 
-def is_registered(session_options: Any) -> bool:
-    """Whether :func:`register` has been called on these session options."""
+def _has(session_options: Any, key: str) -> bool:
     try:
-        return bool(session_options.get_session_config_entry(_REGISTERED))
+        return bool(session_options.get_session_config_entry(key))
     except RuntimeError:  # onnxruntime's way to say that there is no such entry
         return False
 
 
-def register(session_options: Any) -> None:
+def is_registered(session_options: Any, *, override_builtin: bool = False) -> bool:
+    """Whether :func:`register` has been called on these session options, with ``override_builtin`` if that is given."""
+    return _has(session_options, _REGISTERED) and (not override_builtin or _has(session_options, _OVERRIDDEN))
+
+
+def _add_library(session_options: Any, key: str, path: Path, hint: str) -> None:
+    try:
+        session_options.register_custom_ops_library(str(path))
+    except Exception as error:  # onnxruntime's exceptions share no base of their own
+        raise MissingEnvironment(f"onnxruntime does not take the library {path}: {error}", hint) from error
+    session_options.add_session_config_entry(key, str(path))
+
+
+def register(session_options: Any, *, override_builtin: bool = False) -> None:
     """Register the native library on session options; sessions made from them run our CPU kernels.
 
     A second call on the same options does nothing: the first leaves a mark in their configuration entries.
@@ -86,25 +114,30 @@ def register(session_options: Any) -> None:
     Only for sessions on the CPU. Elsewhere a CPU kernel would make onnxruntime copy the node's data to the host and
     back; there, leave the library out, and the function bodies in the model run.
 
+    With ``override_builtin``, models that hold onnxruntime's own fused norms run our kernels as they are:
+    ``SimplifiedLayerNormalization``, ``RMSNormalization`` and ``com.microsoft.SkipSimplifiedLayerNormalization``,
+    whether they stand in the file or onnxruntime's optimizer makes them. A second library then replaces these
+    operators for the session, schemas included; it takes every type and every optional input and output that the
+    built-in kernels take, and computes the same, within a unit in the last place. Messages about these nodes are ours,
+    a negative or infinite epsilon is refused, and a tensor may have at most 16 dimensions.
+
     Args:
         session_options: an ``onnxruntime.SessionOptions``; changed.
+        override_builtin: also replace onnxruntime's own operators. Without it none of them is touched.
 
     Raises:
         MissingEnvironment: onnxruntime or the library is missing, or they do not go together: onnxruntime is too old,
             or RMSNORM_DEPLOY_ISA names an instruction set that this machine lacks.
     """
     _onnxruntime()
-    if is_registered(session_options):
-        return
-    path = library_path()
-    try:
-        session_options.register_custom_ops_library(str(path))
-    except Exception as error:  # onnxruntime's exceptions share no base of their own
-        raise MissingEnvironment(
-            f"onnxruntime does not take the library {path}: {error}",
-            "the sentence above says what it lacks; without the library, fused models run by their function bodies",
-        ) from error
-    session_options.add_session_config_entry(_REGISTERED, str(path))
+    lacks = "the sentence above says what it lacks"
+    with _ONE_AT_A_TIME:
+        if not _has(session_options, _REGISTERED):
+            hint = f"{lacks}; without the library, fused models run by their function bodies"
+            _add_library(session_options, _REGISTERED, library_path(), hint)
+        if override_builtin and not _has(session_options, _OVERRIDDEN):
+            hint = f"{lacks}; without override_builtin, onnxruntime runs its own kernels"
+            _add_library(session_options, _OVERRIDDEN, library_path(override=True), hint)
 
 
 def _loadable(model: Any) -> str | bytes:
@@ -138,8 +171,9 @@ def _loadable(model: Any) -> str | bytes:
 def session(
     model: Any,
     *,
-    providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+    providers: str | Sequence[str | tuple[str, dict[str, Any]]] | None = None,
     session_options: Any = None,
+    override_builtin: bool = False,
     **kwargs: Any,
 ) -> Any:
     """An onnxruntime session in which fused norms run our kernels.
@@ -154,6 +188,7 @@ def session(
         providers: as for ``onnxruntime.InferenceSession``; None is the CPU.
         session_options: an ``onnxruntime.SessionOptions``. It cannot be copied, so the library is registered on
             the object itself (once). None makes new ones.
+        override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`.
         **kwargs: handed on to ``onnxruntime.InferenceSession``.
 
     Returns:
@@ -165,13 +200,13 @@ def session(
     """
     ort = _onnxruntime()
     loadable = _loadable(model)
-    chosen = [_CPU] if providers is None else list(providers)
+    chosen = [_CPU] if providers is None else [providers] if isinstance(providers, str) else list(providers)
     names = [provider if isinstance(provider, str) else provider[0] for provider in chosen]
     options = ort.SessionOptions() if session_options is None else session_options
     others = sorted({name for name in names if name != _CPU})
     if not others:
-        register(options)
-    elif not is_registered(options):
+        register(options, override_builtin=override_builtin)
+    elif not is_registered(options, override_builtin=override_builtin):
         warnings.warn(
             f"rmsnorm_deploy's library has kernels for the CPU only and is not registered beside {', '.join(others)}; "
             "fused norms run by their function bodies",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -106,6 +107,7 @@ def save(
     with _staging(target, own_folder=not shared or move) as (staged, undo):
         copied = 0
         if data is not None:
+            _require_space(target.parent, sum(r.length for r in references.values()))
             with (staged.parent / data.name).open("xb") as out:
                 proto, copied = _with_weights_in(proto, references, out, data.name, all_large=large)
         _write(staged, proto)
@@ -113,10 +115,19 @@ def save(
         if check is not None:
             check(staged)
         if data is not None:
-            undo.replace(staged.parent / data.name, data)
-        undo.replace(staged, target)
+            undo.replace(staged.parent / data.name, data, overwrite=overwrite)
+        undo.replace(staged, target, overwrite=overwrite)
     names = (data.name,) if data is not None else tuple(sorted({r.location for r in references.values()}))
     return SavedModel(str(target), target.stat().st_size, names, copied, _note(names, copied))
+
+
+def _require_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise UsageError(
+            f"the weights to copy have {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left",
+            "Free some space, or write the output beside the original: it then shares the weight file.",
+        )
 
 
 def _note(names: tuple[str, ...], copied: int) -> str:
@@ -178,13 +189,33 @@ class _Undo:
         self.aside = aside
         self.done: list[tuple[Path, Path | None]] = []
 
-    def replace(self, staged: Path, target: Path) -> None:
+    def replace(self, staged: Path, target: Path, *, overwrite: bool) -> None:
         old = None
-        if os.path.lexists(target):
-            old = self.aside / f"old-{len(self.done)}"
-            os.link(target, old, follow_symlinks=False)
-        staged.replace(target)
+        if not overwrite:
+            # unlike a rename, a link fails where something has appeared under the name meanwhile
+            try:
+                os.link(staged, target)
+            except FileExistsError as error:
+                raise UsageError(
+                    f"the output {target} exists by now", "Pass --force (overwrite=True in Python) to replace it."
+                ) from error
+            except OSError:  # a file system without hard links
+                check_output(target, source=None, overwrite=False)
+                staged.replace(target)
+        else:
+            if target.exists():
+                staged.chmod(stat.S_IMODE(target.stat().st_mode))
+                old = self._set_aside(target)
+            staged.replace(target)
         self.done.append((target, old))
+
+    def _set_aside(self, target: Path) -> Path:
+        old = self.aside / f"old-{len(self.done)}"
+        try:
+            os.link(target, old, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            shutil.copy2(target, old)
+        return old
 
     def roll_back(self) -> None:
         for target, old in reversed(self.done):

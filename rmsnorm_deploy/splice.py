@@ -31,14 +31,18 @@ def spliced(
     known = dict(zip(before, original.graph.node, strict=True))
     nodes = []
     for node in model.graph:
-        proto = None if node in rewritten else known.get(node)
-        nodes.append(ir.serde.serialize_node(node) if proto is None else proto)
+        proto = known.get(node)
+        if proto is None or node in rewritten:
+            new = ir.serde.serialize_node(node)
+            if proto is not None:
+                _carry_over(proto, new)
+            proto = new
+        nodes.append(proto)
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     _initializers(result.graph, model.graph)
     kept = {o.name for n in model.graph for o in n.outputs}
-    made = {o.name for n in before for o in n.outputs}  # what was removed has lost its name
-    _value_info(result.graph, {o for n in original.graph.node for o in n.output} - kept - made)
+    _value_info(result.graph, {o for n in original.graph.node for o in n.output} - kept)
     _functions(original, result, model, {f.identifier() for f in functions})
     result.ir_version = model.ir_version
     versions = {o.domain: o for o in result.opset_import}
@@ -48,6 +52,26 @@ def spliced(
         elif versions[domain].version != version:
             versions[domain].version = version
     return result
+
+
+def _carry_over(old: onnx.NodeProto, new: onnx.NodeProto) -> None:
+    """What onnx_ir has no place for in the subgraphs of a node that was written anew."""
+    graphs = {(a.name, i): g for a in old.attribute for i, g in enumerate([a.g] if a.HasField("g") else a.graphs)}
+    for attribute in new.attribute:
+        for i, graph in enumerate([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            before = graphs.get((attribute.name, i))
+            if before is None:
+                continue
+            graph.sparse_initializer.extend(before.sparse_initializer)
+            known = {a.tensor_name for a in graph.quantization_annotation}
+            names = {o for n in graph.node for o in n.output} | {t.name for t in graph.initializer}
+            graph.quantization_annotation.extend(
+                a for a in before.quantization_annotation if a.tensor_name not in known and a.tensor_name in names
+            )
+            holders = {tuple(n.output): n for n in before.node if n.attribute}
+            for node in graph.node:
+                if node.attribute and tuple(node.output) in holders:
+                    _carry_over(holders[tuple(node.output)], node)
 
 
 def _initializers(proto: onnx.GraphProto, graph: ir.Graph) -> None:

@@ -1,5 +1,7 @@
 """What fusing keeps, refuses, and never touches."""
 
+import contextlib
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -583,3 +585,98 @@ def test_the_body_travels_with_the_model_once():
     assert [f.name for f in fused.functions] == ["RMSNorm"]
     assert fused.functions[0] == op.function_body(op.Op.RMS_NORM, 18)
     assert all(f.overload == "" for f in fused.functions)
+
+
+# -- found by attack --------------------------------------------------------------------------------------------------
+
+
+def test_a_proto_without_a_path_never_reads_the_current_folder(tmp_path, monkeypatch):
+    model = build(Spelling(epsilon=0.5)).model
+    for t in model.graph.initializer:
+        data, t.data_location = t.raw_data, TensorProto.EXTERNAL
+        t.ClearField("raw_data")
+        t.external_data.add(key="location", value=f"{t.name}.bin")
+        (tmp_path / f"{t.name}.bin").write_bytes(b"\x01" * len(data))  # another model's file of that name
+    monkeypatch.chdir(tmp_path)
+    fused, report = rmsnorm_deploy.fuse(model)
+    assert not report.fused
+    assert fused == model
+
+
+def test_a_norm_behind_noise_that_a_second_norm_looks_through_is_not_computed_twice():
+    g = Graph()
+    x, w = g.input("x", F, (2, 3, 8)), g.weight(np.linspace(1, 2, 8), F)
+    first = g.cast(chain(g, x, w)["y"], F)
+    y = chain(g, first, w)["y"]
+    g.output(y, "y", (2, 3, 8))
+    model = g.model()
+    fused, report = rmsnorm_deploy.fuse(model)
+    assert [n.op_type for n in fused.graph.node] == ["RMSNorm", "RMSNorm"]
+    assert not any(f.kept for f in report.fused)
+    same_results(model, fused, {"x": rows((2, 3, 8), np.float32)})
+
+
+def test_a_scale_of_one_element_is_written_so_that_onnxruntime_1_20_runs_it():
+    g = Graph()
+    g.output(chain(g, g.input("x", F, (2, 3, 8)), g.weight([0.75], F))["y"], "y", (2, 3, 8))
+    fused, _ = rmsnorm_deploy.fuse(g.model())
+    assert nodes_of(fused) == ["GeneralRMSNorm"]
+
+
+def test_value_info_of_values_that_are_gone_goes_with_them():
+    g = Graph()
+    v = chain(g, g.input("x", F, (2, 3, 8)), g.weight(np.ones(8), F))
+    for value in v.values():
+        g.value_info.append(helper.make_tensor_value_info(value.name, F, None))
+    g.output(g.op("Relu", v["y"]), "out", (2, 3, 8))
+    fused, _ = rmsnorm_deploy.fuse(g.model())
+    assert {i.name for i in fused.graph.value_info} == {"x", v["y"].name}
+
+
+def test_a_sparse_initializer_in_a_branch_survives():
+    model = if_model()
+    branch = model.graph.node[0].attribute[0].g
+    values = numpy_helper.from_array(np.array([1.0], np.float32), f"{branch.name}_sparse")
+    branch.sparse_initializer.append(
+        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([3], np.int64), "i"), [8])
+    )
+    fused, report = rmsnorm_deploy.fuse(model)
+    assert len(report.fused) == 2
+    kept = [len(a.g.sparse_initializer) for a in fused.graph.node[0].attribute]
+    assert kept == [1, 0]
+
+
+def test_a_long_chain_of_noise_and_many_equal_names_are_no_trouble():
+    g = Graph()
+    y = chain(g, g.input("x", F, (2, 3, 8)))["y"]
+    for _ in range(1500):
+        y = g.op("Identity", y)
+    g.output(y, "y", (2, 3, 8))
+    for node in g.nodes:
+        node.name = "same"
+    fused, _ = rmsnorm_deploy.fuse(g.model())
+    assert "RMSNorm" in nodes_of(fused)
+
+
+def test_the_other_name_of_the_standard_domain_is_the_same_domain():
+    model = build(Spelling()).model
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+    fused, _ = rmsnorm_deploy.fuse(model)
+    assert nodes_of(fused) == ["RMSNorm"]
+
+
+def test_flipped_bits_are_a_model_error_or_no_error():
+    data = build(Spelling(residual=True)).model.SerializeToString()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(data)
+        for at in rng.integers(0, len(data), 3):
+            broken[at] ^= 1 << int(rng.integers(0, 8))
+        model = onnx.ModelProto()
+        try:
+            model.ParseFromString(bytes(broken))
+        except Exception:
+            continue  # protobuf itself refuses it
+        with contextlib.suppress(ModelError):
+            rmsnorm_deploy.fuse(model)

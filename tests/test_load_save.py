@@ -462,10 +462,10 @@ def test_a_failure_between_two_renames_brings_the_old_files_back(tmp_path, monke
     old = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     original = SAVE._Undo.replace
 
-    def fail_on_the_model(self, staged, goal):
+    def fail_on_the_model(self, staged, goal, **options):
         if goal == target:
             raise KeyboardInterrupt
-        original(self, staged, goal)
+        original(self, staged, goal, **options)
 
     monkeypatch.setattr(SAVE._Undo, "replace", fail_on_the_model)
     model = load_proto(path)
@@ -536,3 +536,41 @@ def test_memory_stays_far_below_the_weights(tmp_path):
     arguments = [sys.executable, "-c", code, str(path), str(tmp_path / "fused.onnx")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1_000_000  # KiB
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    path = external(tmp_path)
+    target = tmp_path / "late.onnx"
+    with pytest.raises(UsageError, match="exists by now"):
+        save(load_proto(path), target, source=path, check=lambda _: target.write_text("precious"))
+    assert target.read_text() == "precious"
+
+
+def test_a_pipe_is_no_output_even_with_force(tmp_path):
+    path = external(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="a pipe"):
+        save(load_proto(path), tmp_path / "pipe", source=path, overwrite=True)
+
+
+def test_a_replaced_output_keeps_its_permissions(tmp_path):
+    path = external(tmp_path)
+    target = tmp_path / "f.onnx"
+    save(load_proto(path), target, source=path)
+    target.chmod(0o600)
+    save(load_proto(path), target, source=path, overwrite=True)
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_stored_length_below_the_tensors_is_refused(tmp_path):
+    path = external(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        if tensor.external_data:
+            for entry in [e for e in tensor.external_data if e.key == "length"]:
+                tensor.external_data.remove(entry)
+            tensor.external_data.add(key="length", value="4")
+            break
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="malformed place"):
+        load_proto(path)

@@ -70,12 +70,16 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         notes.append(
             "there is no epsilon: a row of zeros gives NaN (torch's dynamo exporter drops an epsilon of 1e-8 or less)"
         )
+    source_size = _size(facts.shape(x), state.source.axes)
     values = {"epsilon": state.epsilon, "epsilon_outside": state.outside, "rms_floor": state.floor}
     for name, value in values.items():
         _fits_float32(name, value)
         if double and as_float32(value) != value:
             notes.append(f"{name} {value!r} is stored as float32 {as_float32(value)!r}")
     general = bool(state.needs_general or state.bias is not None)
+    if not general and scale is not None and facts.shape(scale) == (1,) and source_size != 1:
+        general = True
+        notes.append("written as GeneralRMSNorm: onnxruntime 1.20 fuses a body with a scale of shape [1] and fails")
     if not general and scale is None and _tempts_onnxruntime(facts, state.value, x):
         # GeneralRMSNorm is the one body that onnxruntime's optimizer never fuses
         general = True
@@ -100,12 +104,13 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         scale_rank=facts.rank(scale),
         factor=factor,
         bias=bias,
-        size=_size(shape, state.source.axes),
+        size=source_size,
         rank=None if shape is None else len(shape),
         nodes=state.nodes,
         spelling=" > ".join(state.path),
         fewer_roundings=fewer,
         cast_x=not candidates,
+        same=state.same,
         notes=tuple(notes),
     )
     return match if general or match.cast_x else with_residual(facts, match)

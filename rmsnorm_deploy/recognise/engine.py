@@ -14,7 +14,7 @@ from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.partial import Partial, Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
-_MAX_PATH = 64
+_MAX_NODES = 200
 """Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
 
 
@@ -109,7 +109,7 @@ class _Candidate:
     def _explore(self, state: Partial) -> list[Match]:
         """The norms that end at or behind ``state.value``; none if nothing there is expressible."""
         self.stage = max(self.stage, state.stage)
-        if len(state.path) > _MAX_PATH:
+        if len(state.nodes) > _MAX_NODES:
             return []
         value = state.value
         uses = [(node, index) for node, index in value.uses()]
@@ -139,7 +139,7 @@ class _Candidate:
             return
         is_cast = node.op_type in ("Cast", "CastLike") and bool(state.roundings)
         if checks.passes_unchanged(self.facts, node, index) and not (is_cast and self._retypes(state, node)):
-            yield state.moved(value=node.outputs[0], nodes=(*state.nodes, node))
+            yield state.moved(value=node.outputs[0], nodes=(*state.nodes, node), same=(*state.same, state.value))
             return
         known = False
         for alternative in grammar.ALTERNATIVES:
@@ -153,6 +153,7 @@ class _Candidate:
                 continue
             yield following.moved(
                 value=node.outputs[0],
+                same=(),
                 nodes=(*following.nodes, node),
                 path=(*following.path, alternative.name),
             )

@@ -255,5 +255,11 @@ _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _small(tensor: ir.TensorProtocol | None) -> Array | None:
     if tensor is None or tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return None
-    limit = _MAX_EXTERNAL_CONSTANT if isinstance(tensor, ir.ExternalTensor) else _MAX_CONSTANT
-    return tensor.numpy() if tensor.size <= limit else None
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor.numpy() if tensor.size <= _MAX_CONSTANT else None
+    if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
+        return None  # a model without a path has no folder: the current one may hold another model's file
+    try:
+        return tensor.numpy()
+    except (OSError, ValueError):  # not there, or not what the model says
+        return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op import DOMAIN, Op
 
 Dim = int | str | None
 """A dimension: its size, the symbol it is known by, or None."""
@@ -33,15 +33,15 @@ class Inferred:
     """
 
     def __init__(self, model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
-        skeleton = _without_weights(proto if proto is not None else _to_proto(model))
+        skeleton = without_weights(proto if proto is not None else _to_proto(model))
         self._same: dict[str, str] = {}
         _stand_in(skeleton.graph, self._same)
-        for function in [f for f in skeleton.functions if f.domain == DOMAIN]:
+        ours = {op.value for op in Op}
+        for function in [f for f in skeleton.functions if f.domain == DOMAIN and f.name in ours]:
             skeleton.functions.remove(function)  # our own bodies carry nothing to recognise
         inferred = _infer(skeleton)
         self._protos: dict[ir.Graph, onnx.GraphProto] = {model.graph: inferred.graph}
         self._known: dict[ir.Graph, dict[str, onnx.ValueInfoProto]] = {}
-        self._in_functions: dict[ir.Value, Known] = {}
         if model.functions:
             self._functions(model, inferred)
 
@@ -54,14 +54,12 @@ class Inferred:
         for node in parent.node:
             if list(node.output) == outputs:
                 for a in node.attribute:
-                    if a.name == attribute:
+                    if a.name == attribute and (a.HasField("g") or index < len(a.graphs)):
                         self._protos[graph] = a.g if a.HasField("g") else a.graphs[index]
                 return
 
     def of(self, value: ir.Value) -> Known:
         """Type and shape of ``value``."""
-        if value in self._in_functions:
-            return self._in_functions[value]
         producer = value.producer()
         graph = producer.graph if producer is not None else value.graph
         if not isinstance(graph, ir.Graph) or graph not in self._protos:
@@ -107,12 +105,7 @@ class Inferred:
                 graph=graph, ir_version=model.ir_version, opset_import=body.opset_import, functions=model.functions
             )
         ).graph
-        known = {v.name: v for v in (*inferred.value_info, *inferred.input, *inferred.output)}
-        for value in function.inputs:
-            self._in_functions[value] = _read(known.get(value.name or ""))
-        for node in function:
-            for value in node.outputs:
-                self._in_functions[value] = _read(known.get(value.name or ""))
+        self._protos[function.graph] = inferred
 
     def _common(self, calls: list[ir.Node], index: int) -> Known | None:
         """What all call sites agree on."""
@@ -163,7 +156,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(skeleton)
 
 
-def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose large tensors are references that nobody follows."""
     copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     copy.graph.name = proto.graph.name
@@ -231,6 +224,8 @@ def _known_to_onnxruntime(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         if node.domain == "com.microsoft" or node.op_type == "SimplifiedLayerNormalization":
             yield node
+        elif node.domain == "ai.onnx":
+            node.domain = ""  # the other name of the same domain, which inference does not know
 
 
 def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> onnx.ValueInfoProto:

@@ -90,6 +90,7 @@ class Match:
         fewer_roundings: the original rounds more often (16-bit statistics); ours is closer to the exact value.
         cast_x: ``x`` is of another type and has to be cast to ``parameters.output_type`` first.
         add_outside: ``residual`` broadcasts, so that the addition stays a node of its own.
+        same: values of the chain that nothing but noise separates from ``output``.
         notes: what a user should know about this site, one sentence each.
     """
 
@@ -111,6 +112,7 @@ class Match:
     fewer_roundings: bool = False
     cast_x: bool = False
     add_outside: bool = False
+    same: tuple[ir.Value, ...] = ()
     notes: tuple[str, ...] = ()
 
     def without_residual(self) -> Match:

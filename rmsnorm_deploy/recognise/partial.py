@@ -113,6 +113,7 @@ class Partial:
         scale: the scale, bias: the bias, where taken.
         roundings: types of the product with 1/rms and of everything behind it, in order; "scale" and "bias" mark where
             those were applied.
+        same: values on the way that nothing but noise separates from ``value``.
         nodes: the nodes so far. path: names of the alternatives so far. notes: sentences for the user.
     """
 
@@ -131,6 +132,7 @@ class Partial:
     scale: ir.Value | None = None
     bias: ir.Value | None = None
     roundings: tuple[ir.DataType | str, ...] = ()
+    same: tuple[ir.Value, ...] = ()
     nodes: tuple[ir.Node, ...] = ()
     path: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op import DOMAIN, Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Scope:
 
 def scopes(model: ir.Model) -> list[Scope]:
     """Every graph of the model, outer ones first; our own function bodies excepted."""
+    ours = {op.value for op in Op}
     found = list(_nested("", model.graph, model.graph))
     for function in model.functions.values():
-        if function.domain != DOMAIN:
+        if function.domain != DOMAIN or function.name not in ours:
             name = f"{function.domain}::{function.name}" if function.domain else function.name
             found.extend(_nested(name, function, function))
     return found
