@@ -478,6 +478,24 @@ def test_skip_simplified_layer_normalization_is_converted(same, reads_sum):
     same_results(model, fused, {"x": rows((2, 3, 8), np.float32), "r": rows(r_shape, np.float32, 5)})
 
 
+def test_the_residual_form_has_a_default_epsilon_of_its_own():
+    """1e-12, where the plain form has 1e-5: so onnxruntime's kernel behaves, measured."""
+    info = helper.make_tensor_value_info
+    node = helper.make_node(
+        "SkipSimplifiedLayerNormalization", ["x", "r", "w"], ["y"], domain="com.microsoft", name="s"
+    )
+    inputs = [info("x", F, (2, 3, 8)), info("r", F, (2, 3, 8)), info("w", F, (8,))]
+    model = helper.make_model(
+        helper.make_graph([node], "g", inputs, [info("y", F, (2, 3, 8))]),
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=8,
+    )
+    fused, report = rmsnorm_deploy.fuse(model)
+    assert report.fused[0].epsilon == np.float32(1e-12)
+    small = {n: (rows((2, 3, 8), np.float32, i) * 1e-4).astype(np.float32) for i, n in enumerate("xr")}
+    same_results(model, fused, small | {"w": np.linspace(1, 2, 8, dtype=np.float32)})
+
+
 # -- the call ---------------------------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,8 @@ constexpr int kOldestMinor = 20;
 // Status codes.
 enum StatusCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9, kInvalidGraph = 10 };
 
-// Whether an input may be left out.
-enum Characteristic : int { kRequired = 0 };
+// Whether an input or output may be left out.
+enum Characteristic : int { kRequired = 0, kOptional = 1 };
 
 // The table of functions, by position.
 struct Api {
@@ -79,6 +79,7 @@ enum Slot : std::size_t {
   ReleaseSessionOptions = 100,
   KernelInfoGetAttributeArray_int64 = 163,
   RegisterCustomOpsLibrary_V2 = 228,
+  KernelInfo_GetInputCount = 230,
   KernelInfo_GetNodeName = 244,
   KernelInfoGetConstantInput_tensor = 249,
   ShapeInferContext_GetInputTypeShape = 268,

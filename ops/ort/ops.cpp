@@ -1,17 +1,13 @@
-#include "ops.h"
-
+// The operators of this project's own domain: one custom op for each combination of operator and types.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstring>
-#include <exception>
 #include <limits>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
-#include "../cpu/plan.h"
+#include "binding.h"
+#include "library.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -21,7 +17,6 @@ using ort::CustomOp;
 using ort::KernelContext;
 using ort::KernelInfo;
 using ort::Status;
-using ort::Value;
 
 enum class Kind { kRmsNorm, kAddRmsNorm, kGeneralRmsNorm };
 
@@ -49,103 +44,13 @@ const char* name_of(Kind kind) {
 std::size_t scale_index(Kind kind) { return kind == Kind::kAddRmsNorm ? 2 : 1; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Errors: thrown inside, handed over as a status at the edge
-
-struct Error : std::exception {
-  Error(int code_, std::string text_) : code(code_), text(std::move(text_)) {}
-  int code;
-  std::string text;
-};
-
-// A status that onnxruntime made and that goes back to it as it is.
-struct Passed {
-  Status* status;
-};
-
-void check(Status* status) {
-  if (status) throw Passed{status};
-}
-
-// Run `body` and turn whatever it throws into a status: no exception may reach onnxruntime.
-template <typename Body>
-Status* guarded(const Api* api, Body body) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const Passed& passed) {
-    return passed.status;
-  } catch (const Error& error) {
-    return ort::call<ort::CreateStatus>(api, error.code, error.text.c_str());
-  } catch (const std::bad_alloc&) {
-    return ort::call<ort::CreateStatus, Status*, int, const char*>(api, ort::kFail, "rmsnorm_deploy: out of memory");
-  } catch (...) {
-    return ort::call<ort::CreateStatus, Status*, int, const char*>(api, ort::kFail, "rmsnorm_deploy: internal error");
-  }
-}
-
-std::string text_of(const std::int64_t* values, std::size_t count) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < count; ++i) text += (i ? "," : "") + std::to_string(values[i]);
-  return text + "]";
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Tensors
-
-struct Shape {
-  std::int64_t dims[RMS_NORM_MAX_RANK];  // the first `rank` are set
-  std::size_t rank = 0;
-
-  std::int64_t count() const {
-    std::int64_t result = 1;
-    for (std::size_t i = 0; i < rank; ++i) result *= dims[i];
-    return result;
-  }
-  std::string text() const { return text_of(dims, rank); }
-};
-
-Shape shape_of(const Api* api, const Value* value, const std::string& owner) {
-  ort::TensorInfo* info = nullptr;
-  check(ort::call<ort::GetTensorTypeAndShape>(api, value, &info));
-  Shape shape;
-  Status* status = ort::call<ort::GetDimensionsCount>(api, static_cast<const ort::TensorInfo*>(info), &shape.rank);
-  const bool fits = !status && shape.rank <= RMS_NORM_MAX_RANK;
-  if (fits) {
-    status = ort::call<ort::GetDimensions>(api, static_cast<const ort::TensorInfo*>(info), &shape.dims[0], shape.rank);
-  }
-  ort::call<ort::ReleaseTensorTypeAndShapeInfo, void>(api, info);
-  check(status);
-  if (!fits) {
-    throw Error(ort::kInvalidArgument, owner + ": a tensor has " + std::to_string(shape.rank) +
-                                           " dimensions; at most " + std::to_string(RMS_NORM_MAX_RANK) +
-                                           " are supported");
-  }
-  return shape;
-}
-
-void* data_of(const Api* api, const Value* value) {
-  void* data = nullptr;
-  check(ort::call<ort::GetTensorMutableData>(api, const_cast<Value*>(value), &data));
-  return data;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Kernels
 
-// A scale or bias that is a constant of the model: kept in the arithmetic type, so that a run neither converts it nor
-// asks onnxruntime about it.
-struct Constant {
-  std::unique_ptr<unsigned char[]> data;  // empty where the input is no constant, or is used as it comes
-  Shape shape;
-};
-
 // One node. Nothing in it changes after its creation, so that a session can run on several threads at once.
-struct Kernel {
-  const Api* api = nullptr;
+struct Kernel : Node {
   Kind kind = Kind::kRmsNorm;
   std::int32_t x_type = 0;
   std::int32_t scale_type = 0;
-  std::string owner;  // operator and node, for messages
   std::vector<std::int64_t> axes;
   std::int64_t partial_size = std::numeric_limits<std::int64_t>::max();
   std::int32_t stash_type = 0;
@@ -200,43 +105,16 @@ std::vector<std::int64_t> ints_attribute(const Kernel& kernel, const KernelInfo*
   return values;
 }
 
-std::string node_name(const Api* api, const KernelInfo* info) {
-  std::size_t size = 0;
-  Status* status = ort::call<ort::KernelInfo_GetNodeName>(api, info, static_cast<char*>(nullptr), &size);
-  std::string name(size, '\0');
-  if (!status && size) status = ort::call<ort::KernelInfo_GetNodeName>(api, info, &name[0], &size);
-  if (status) {  // a message without the name is better than none
-    ort::call<ort::ReleaseStatus, void>(api, status);
-    return "";
-  }
-  return std::string(name.c_str());
-}
-
-Constant constant_input(const Kernel& kernel, const KernelInfo* info, std::size_t index) {
-  constexpr std::int64_t kMostCopied = 1 << 16;  // a larger one is copied only where it has to be converted anyway
-  Constant constant;
-  int is_constant = 0;
-  const Value* value = nullptr;
-  check(ort::call<ort::KernelInfoGetConstantInput_tensor>(kernel.api, info, index, &is_constant, &value));
-  if (!is_constant || !value) return constant;
-  const std::int32_t to = kernel.arithmetic();
-  const bool as_it_is = kernel.scale_type == to && (kernel.round_type == to || kernel.round_type == RMS_NORM_FLOAT64);
-  constant.shape = shape_of(kernel.api, value, kernel.owner);
-  const std::int64_t count = constant.shape.count();
-  if (as_it_is && count > kMostCopied) return constant;
-  constant.data.reset(new unsigned char[static_cast<std::size_t>(std::max<std::int64_t>(count, 1) * element_size(to))]);
-  convert(data_of(kernel.api, value), kernel.scale_type, count, kernel.round_type, to, constant.data.get());
-  return constant;
+Constant constant_of(const Kernel& kernel, const KernelInfo* info, std::size_t index) {
+  return constant_input(kernel, info, index, kernel.scale_type, kernel.round_type, kernel.arithmetic());
 }
 
 std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelInfo* info) {
   std::unique_ptr<Kernel> kernel(new Kernel);
-  kernel->api = api;
+  static_cast<Node&>(*kernel) = node_of(api, info, name_of(op.kind));
   kernel->kind = op.kind;
   kernel->x_type = op.x_type;
   kernel->scale_type = op.scale_type;
-  const std::string node = node_name(api, info);
-  kernel->owner = std::string(name_of(op.kind)) + (node.empty() ? "" : " '" + node + "'");
 
   kernel->axes = ints_attribute(*kernel, info, "axes");
   std::vector<std::int64_t> sorted = kernel->axes;
@@ -282,74 +160,15 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     }
     kernel->partial_size = sizes[0];
   }
-  kernel->scale = constant_input(*kernel, info, scale_index(op.kind));
+  kernel->scale = constant_of(*kernel, info, scale_index(op.kind));
   if (op.kind == Kind::kGeneralRmsNorm && kernel->scale.data) {
-    kernel->bias = constant_input(*kernel, info, 2);
+    kernel->bias = constant_of(*kernel, info, 2);
     if (!kernel->bias.data) kernel->scale.data.reset();  // the plan takes one type for both
   }
   return kernel;
 }
 
-// Strides, in elements, with which `shape` is read along the dimensions of x: 0 where it is broadcast.
-void broadcast(const Kernel& kernel, const char* what, const Shape& shape, const Shape& x, std::int64_t* strides) {
-  bool fits = shape.rank <= x.rank;
-  std::fill(strides, strides + x.rank, 0);
-  std::int64_t stride = 1;
-  for (std::size_t back = 1; fits && back <= shape.rank; ++back) {
-    const std::int64_t dim = shape.dims[shape.rank - back];
-    const std::int64_t wanted = x.dims[x.rank - back];
-    fits = dim == wanted || dim == 1;
-    strides[x.rank - back] = dim == 1 ? 0 : stride;
-    stride *= dim;
-  }
-  if (!fits) {
-    throw Error(ort::kInvalidArgument, kernel.owner + ": " + what + " of shape " + shape.text() +
-                                           " does not broadcast into X of shape " + x.text());
-  }
-}
-
-struct Input {
-  const Value* value = nullptr;
-  Shape shape;
-  const void* data = nullptr;
-};
-
-Input input_at(const Kernel& kernel, const KernelContext* context, std::size_t index) {
-  Input input;
-  check(ort::call<ort::KernelContext_GetInput>(kernel.api, context, index, &input.value));
-  input.shape = shape_of(kernel.api, input.value, kernel.owner);
-  input.data = data_of(kernel.api, input.value);
-  return input;
-}
-
-void* output_at(const Kernel& kernel, KernelContext* context, std::size_t index, const Shape& shape) {
-  Value* value = nullptr;
-  check(ort::call<ort::KernelContext_GetOutput>(kernel.api, context, index, &shape.dims[0], shape.rank, &value));
-  return data_of(kernel.api, value);
-}
-
-// A plan divided into blocks of units for onnxruntime's threads.
-struct Blocks {
-  const Plan* plan;
-  std::int64_t count;
-};
-
-void run_block(void* data, std::size_t index) {
-  const Blocks& blocks = *static_cast<const Blocks*>(data);
-  const std::int64_t units = blocks.plan->units();
-  const std::int64_t each = units / blocks.count;
-  const std::int64_t longer = units % blocks.count;  // this many blocks have one unit more
-  const std::int64_t i = static_cast<std::int64_t>(index);
-  const std::int64_t begin = i * each + std::min(i, longer);
-  blocks.plan->run(begin, begin + each + (i < longer ? 1 : 0));
-}
-
 void compute(const Kernel& kernel, KernelContext* context) {
-  // Handing a block to another thread costs microseconds; this much data is worth that. The number of threads is not
-  // known here, so the number of blocks only has an upper bound.
-  constexpr std::int64_t kBlockBytes = 32 * 1024;
-  constexpr std::int64_t kMostBlocks = 64;
-
   const Input x = input_at(kernel, context, 0);
   rms_norm_params params;  // its long arrays are set as far as they are used
   params.version = RMS_NORM_PARAMS_VERSION;
@@ -378,8 +197,7 @@ void compute(const Kernel& kernel, KernelContext* context) {
 
   if (kernel.kind == Kind::kAddRmsNorm) {
     const Input residual = input_at(kernel, context, 1);
-    if (residual.shape.rank != x.shape.rank ||
-        !std::equal(x.shape.dims, x.shape.dims + x.shape.rank, residual.shape.dims)) {
+    if (!(residual.shape == x.shape)) {
       throw Error(ort::kInvalidArgument, kernel.owner + ": residual of shape " + residual.shape.text() +
                                              " must have the shape of X, " + x.shape.text());
     }
@@ -406,30 +224,13 @@ void compute(const Kernel& kernel, KernelContext* context) {
   params.x = x.data;
   params.y = output_at(kernel, context, 0, x.shape);
   if (kernel.kind == Kind::kAddRmsNorm) params.sum = output_at(kernel, context, 1, x.shape);
-  if (x.shape.count() == 0) return;
-
-  Plan plan;
-  if (const int code = plan.prepare(params, constant)) {
-    throw Error(ort::kInvalidArgument,
-                kernel.owner + ": " + rmsnorm_deploy_error_text(code) + " (X has shape " + x.shape.text() + ")");
-  }
-  const std::int64_t bytes = plan.units() * plan.unit_bytes();
-  const std::int64_t blocks = std::min({plan.units(), bytes / kBlockBytes, kMostBlocks});
-  if (blocks <= 1) {
-    plan.run(0, plan.units());
-    return;
-  }
-  Blocks work = {&plan, blocks};
-  check(ort::call<ort::KernelContext_ParallelFor>(kernel.api, static_cast<const KernelContext*>(context), &run_block,
-                                                  static_cast<std::size_t>(blocks), static_cast<std::size_t>(0),
-                                                  static_cast<void*>(&work)));
+  if (x.shape.count() != 0) run_norm(kernel, context, params, x.shape, constant);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What onnxruntime calls
 
 const char* get_name(const CustomOp* op) { return name_of(derived(op).kind); }
-const char* get_provider(const CustomOp*) { return nullptr; }
 
 std::size_t get_input_count(const CustomOp* op) { return derived(op).kind == Kind::kRmsNorm ? 2 : 3; }
 std::size_t get_output_count(const CustomOp* op) { return derived(op).kind == Kind::kAddRmsNorm ? 2 : 1; }
@@ -437,11 +238,6 @@ int get_input_type(const CustomOp* op, std::size_t index) {
   return index >= scale_index(derived(op).kind) ? derived(op).scale_type : derived(op).x_type;
 }
 int get_output_type(const CustomOp* op, std::size_t) { return derived(op).x_type; }
-int get_characteristic(const CustomOp*, std::size_t) { return ort::kRequired; }
-int get_input_memory(const CustomOp*, std::size_t) { return 0; }  // wherever the provider keeps its tensors
-int variadic_none(const CustomOp*) { return 0; }
-int start_version(const CustomOp*) { return 1; }
-int end_version(const CustomOp*) { return std::numeric_limits<int>::max(); }
 
 Status* create_kernel(const CustomOp* op, const Api* api, const KernelInfo* info, void** result) {
   return guarded(api, [&] { *result = make_kernel(derived(op), api, info).release(); });
@@ -454,32 +250,10 @@ Status* compute_status(void* data, KernelContext* context) {
 
 void destroy_kernel(void* data) { delete static_cast<Kernel*>(data); }
 
-std::atomic<const Api*> inference_api{nullptr};
-
 // Every output has X's shape. Without this onnxruntime would also never reuse an input's memory.
 Status* infer_shape(const CustomOp* op, ort::ShapeContext* context) {
-  const Api* api = inference_api.load(std::memory_order_acquire);
-  return guarded(api, [&] {
-    ort::TensorInfo* info = nullptr;  // stays the context's
-    check(ort::call<ort::ShapeInferContext_GetInputTypeShape>(api, static_cast<const ort::ShapeContext*>(context),
-                                                              static_cast<std::size_t>(0), &info));
-    const ort::TensorInfo* known = info;
-    std::size_t rank = 0;
-    check(ort::call<ort::GetDimensionsCount>(api, known, &rank));
-    if (rank == 0) return;  // how onnxruntime shows a shape that it does not know
-    std::vector<std::int64_t> dims(rank);
-    std::vector<const char*> names(rank);
-    check(ort::call<ort::GetDimensions>(api, known, dims.data(), rank));
-    check(ort::call<ort::GetSymbolicDimensions>(api, known, names.data(), rank));
-    for (std::size_t i = 0; i < rank; ++i) {
-      // A dimension with neither size nor name would be handed on as the size -1.
-      if (dims[i] < 0 && (!names[i] || !*names[i])) return;
-    }
-    for (std::size_t i = 0; i < get_output_count(op); ++i) {
-      check(ort::call<ort::ShapeInferContext_SetOutputTypeShape>(api, static_cast<const ort::ShapeContext*>(context), i,
-                                                                 known));
-    }
-  });
+  const Api* api = inference_api();
+  return guarded(api, [&] { infer_same_shape(api, context, get_output_count(op)); });
 }
 
 // Y may lie where X was, and the sum where the residual was: rows are read before they are written.
@@ -496,8 +270,6 @@ std::size_t both_inplace(int** inputs, int** outputs) {
   *outputs = inplace_outputs;
   return 2;
 }
-std::size_t no_alias(int**, int**) { return 0; }
-void nothing_to_release(int*, int*) {}
 
 constexpr std::int32_t kTypes[][2] = {
     {RMS_NORM_FLOAT32, RMS_NORM_FLOAT32}, {RMS_NORM_FLOAT16, RMS_NORM_FLOAT16}, {RMS_NORM_BFLOAT16, RMS_NORM_BFLOAT16},
@@ -516,32 +288,17 @@ struct AllOps {
     for (const Kind kind : kKinds) {
       for (const auto& types : kTypes) {
         Op& op = ops[next++];
-        op.version = ort::kApiVersion;
-        op.create_kernel = nullptr;  // onnxruntime prefers the forms that return a status
-        op.compute = nullptr;
+        static_cast<CustomOp&>(op) = usual_op();
         op.get_name = get_name;
-        op.get_provider = get_provider;
         op.get_input_type = get_input_type;
         op.get_input_count = get_input_count;
         op.get_output_type = get_output_type;
         op.get_output_count = get_output_count;
         op.destroy_kernel = destroy_kernel;
-        op.get_input_characteristic = get_characteristic;
-        op.get_output_characteristic = get_characteristic;
-        op.get_input_memory = get_input_memory;
-        op.variadic_input_min = variadic_none;
-        op.variadic_input_same = variadic_none;
-        op.variadic_output_min = variadic_none;
-        op.variadic_output_same = variadic_none;
         op.create_kernel_status = create_kernel;
         op.compute_status = compute_status;
         op.infer_shape = infer_shape;
-        op.start_version = start_version;
-        op.end_version = end_version;
         op.may_inplace = kind == Kind::kAddRmsNorm ? both_inplace : first_inplace;
-        op.release_inplace = nothing_to_release;
-        op.alias = no_alias;
-        op.release_alias = nothing_to_release;
         op.kind = kind;
         op.x_type = types[0];
         op.scale_type = types[1];
@@ -550,17 +307,16 @@ struct AllOps {
   }
 };
 
-const AllOps& all_ops() noexcept {
-  static const AllOps ops;
-  return ops;
+const CustomOp* op_at(std::size_t index) {
+  static const AllOps all;
+  return &all.ops[index];
 }
+
+constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kKindCount * kTypeCount, op_at};
 
 }  // namespace
 
-std::size_t op_count() noexcept { return kKindCount * kTypeCount; }
-
-const CustomOp* op_at(std::size_t index) noexcept { return &all_ops().ops[index]; }
-
-void set_api(const Api* api) noexcept { inference_api.store(api, std::memory_order_release); }
+std::size_t domain_count() noexcept { return 1; }
+const LibraryDomain& domain_at(std::size_t) noexcept { return kDomain; }
 
 }  // namespace rmsnorm_deploy

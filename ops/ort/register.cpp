@@ -1,10 +1,12 @@
 // RegisterCustomOps: what onnxruntime calls when a program registers this library with its session options.
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 
 #include "../include/rms_norm.h"
-#include "ops.h"
+#include "binding.h"
+#include "library.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -15,24 +17,27 @@ using ort::Status;
 
 Status* failure(const Api* api, int code, const char* text) { return ort::call<ort::CreateStatus>(api, code, text); }
 
-// The domain with all ops, made once for a runtime and shared by all its sessions. It is never released: sessions keep
-// pointers into it and may outlive every session options object.
-Status* shared_domain(const Api* api, ort::CustomOpDomain** result) {
+// The domains with all ops, made once for a runtime and shared by all its sessions. They are never released: sessions
+// keep pointers into them and may outlive every session options object.
+Status* shared_domains(const Api* api, int minor, ort::CustomOpDomain** result) {
   static std::mutex mutex;
   static const Api* made_for = nullptr;
-  static ort::CustomOpDomain* made = nullptr;
+  static ort::CustomOpDomain* made[kMostDomains] = {};
   const std::lock_guard<std::mutex> lock(mutex);
   if (made_for != api) {
-    ort::CustomOpDomain* domain = nullptr;
-    if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, &kDomain[0], &domain)) return status;
-    for (std::size_t i = 0; i < op_count(); ++i) {
-      if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, domain, op_at(i))) return status;
+    set_runtime(api, minor);
+    ort::CustomOpDomain* domains[kMostDomains] = {};
+    for (std::size_t d = 0; d < domain_count(); ++d) {
+      const LibraryDomain& wanted = domain_at(d);
+      if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, wanted.name, &domains[d])) return status;
+      for (std::size_t i = 0; i < wanted.op_count; ++i) {
+        if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, domains[d], wanted.op_at(i))) return status;
+      }
     }
-    set_api(api);
-    made = domain;
+    for (std::size_t d = 0; d < domain_count(); ++d) made[d] = domains[d];
     made_for = api;
   }
-  *result = made;
+  for (std::size_t d = 0; d < domain_count(); ++d) result[d] = made[d];
   return nullptr;
 }
 
@@ -63,9 +68,12 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
     }
     return failure(api, ort::kInvalidArgument, text);
   }
-  ort::CustomOpDomain* domain = nullptr;
-  if (Status* status = shared_domain(api, &domain)) return status;
-  return ort::call<ort::AddCustomOpDomain>(api, options, domain);
+  ort::CustomOpDomain* domains[kMostDomains] = {};
+  if (Status* status = shared_domains(api, major > 1 ? std::numeric_limits<int>::max() : minor, domains)) return status;
+  for (std::size_t d = 0; d < domain_count(); ++d) {
+    if (Status* status = ort::call<ort::AddCustomOpDomain>(api, options, domains[d])) return status;
+  }
+  return nullptr;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ _STANDARD = {"RMSNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5}
 """Default epsilon of each operator."""
 _CONTRIB = "com.microsoft"
 _RESIDUAL = "SkipSimplifiedLayerNormalization"
+_RESIDUAL_EPSILON = 1e-12
 
 OPERATORS = frozenset((*_STANDARD, _RESIDUAL))
 """Operators that are a norm by themselves."""
@@ -123,7 +124,7 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     parameters = NormParameters(
         op=Op.ADD_RMS_NORM if same else Op.RMS_NORM,
         output_type=int(x_type),
-        epsilon=_epsilon(node, 1e-5),
+        epsilon=_epsilon(node, _RESIDUAL_EPSILON),
     )
     shape = facts.shape(x)
     return Match(

@@ -1,4 +1,4 @@
-"""The same library and the same tests in older releases of onnxruntime, each in an environment of its own."""
+"""The same libraries and the same tests in older releases of onnxruntime, each in an environment of its own."""
 
 import os
 import subprocess
@@ -11,15 +11,16 @@ from rmsnorm_deploy.runtime import library_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize("script", ["test_onnxruntime.py", "test_override.py"])
 @pytest.mark.parametrize("version", ["1.20.1", "1.24.4"])
-def test_the_library_in(version):
+def test_the_library_in(version, script):
     python = ROOT / ".venvs" / f"ort-{version}" / "bin" / "python"
     if not python.exists():
         message = f"no environment with onnxruntime {version}; make it with: make .venvs/ort-{version}/ready"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    script = Path(__file__).with_name("test_onnxruntime.py")
+    script = Path(__file__).with_name(script)
     done = subprocess.run(
         # No configuration and no conftest.py: those belong to the full environment.
         [python, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, "-p", "no:cacheprovider", script],

@@ -81,6 +81,59 @@ def test_registering_twice_registers_once(proto):
     np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
 
 
+@pytest.fixture
+def builtin():
+    """A model of one node of onnxruntime's own."""
+    graph = helper.make_graph(
+        [helper.make_node("SimplifiedLayerNormalization", ["X", "scale"], ["Y"], name="the_node")],
+        "g",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
+        [helper.make_tensor("scale", TensorProto.FLOAT, [2], [1.0, 1.0])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def runs_our_kernel(session):
+    """Whether a node of onnxruntime's own answers with our sentence."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  onnxruntime's exceptions share no base of their own
+        session.run(None, {"X": np.ones((2, 3), np.float32)})
+    return "SimplifiedLayerNormalization 'the_node': scale of shape [2] does not" in str(caught.value)
+
+
+def test_onnxruntimes_own_operators_are_replaced_on_request_only(builtin, proto):
+    options = ort.SessionOptions()
+    runtime.register(options)
+    assert not runtime.is_registered(options, override_builtin=True)
+    assert not runs_our_kernel(ort.InferenceSession(builtin.SerializeToString(), options))
+    for _ in range(2):
+        runtime.register(options, override_builtin=True)
+        assert runtime.is_registered(options, override_builtin=True)
+        assert runs_our_kernel(ort.InferenceSession(builtin.SerializeToString(), options))
+    np.testing.assert_allclose(result(runtime.session(proto, session_options=options)), WANTED, rtol=1e-6)
+    assert not runs_our_kernel(runtime.session(builtin))
+    session = runtime.session(builtin, override_builtin=True)
+    assert runs_our_kernel(session)
+    np.testing.assert_allclose(result(session), WANTED, rtol=1e-4)  # its default epsilon is not 0
+
+
+def test_registering_at_once_registers_both():
+    options = ort.SessionOptions()
+    runtime.register(options, override_builtin=True)
+    assert runtime.is_registered(options)
+    assert runtime.is_registered(options, override_builtin=True)
+
+
+def test_a_missing_second_library_is_said(monkeypatch, tmp_path):
+    assert runtime.library_path(override=True).parent == runtime.library_path().parent
+    alone = tmp_path / runtime.library_path().name
+    alone.write_bytes(runtime.library_path().read_bytes())
+    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(alone))
+    with pytest.raises(MissingEnvironment, match=r"there is no .*override.* beside") as caught:
+        runtime.register(ort.SessionOptions(), override_builtin=True)
+    assert "put both files" in caught.value.hint
+
+
 def test_session_takes_every_kind_of_model(proto, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
@@ -115,6 +168,11 @@ def test_beside_another_provider_the_library_is_left_out_and_that_is_said(proto,
         assert runtime.session(proto, providers=providers) == "a session"
     assert not runtime.is_registered(seen["options"])
     assert seen["providers"] == providers
+    half = ort.SessionOptions()
+    runtime.register(half)
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
+        runtime.session(proto, providers=providers, session_options=half, override_builtin=True)
+    assert not runtime.is_registered(half, override_builtin=True)
 
     options = ort.SessionOptions()
     runtime.register(options)  # whoever does that has decided
