@@ -86,7 +86,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         where = "the graph" if path is None else f"the graph in {path}"
         raise ModelError(f"{where} cannot be understood: {_first_line(error)}", _TRY_CHECKER) from error
-    if path is None:
+    if path is None or next(iter(external_tensors(proto)), None) is None:
         return model
     # an absolute folder: with an empty one onnx_ir switches its own containment checks off
     ir.external_data.set_base_dir(model.graph, Path(path).parent.absolute())

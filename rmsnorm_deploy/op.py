@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -325,6 +326,14 @@ def function_body(op: Op, opset: int) -> FunctionProto:
     """
     if opset < MIN_OPSET:
         raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
+    copy = FunctionProto()
+    copy.CopyFrom(_function_body(op, opset))
+    return copy
+
+
+@functools.lru_cache
+def _function_body(op: Op, opset: int) -> FunctionProto:
+    """The body itself, made once; nobody else may change it."""
     body = _Body(opset)
     if op is Op.ADD_RMS_NORM:
         total = body.add("Add", [body.cast("X", "stash_type"), body.cast("residual", "stash_type")])
