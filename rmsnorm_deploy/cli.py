@@ -328,12 +328,13 @@ def explain_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL")],
     site: Annotated[str | None, typer.Option("--site", metavar="NAME", help="Only this candidate, by node.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Reductions that are no mean square as well.")] = False,
+    form: Annotated[str, typer.Option("--op", help="The form to explain: plugin, onnx or ort.")] = "plugin",
     as_json: JsonFlag = False,
 ) -> None:
     """Say what would be fused, and what not and why."""
     from rmsnorm_deploy.fuse import fuse
 
-    _, report = fuse(model, dry_run=True)
+    _, report = fuse(model, form=form, dry_run=True)
     fused, missed = list(report.fused), list(report.missed)
     if site is not None:
         fused = [f for f in fused if site in (f.node, f.output, *f.removed, *f.kept)]

@@ -287,6 +287,8 @@ class _Fuser:
         if not matches:
             return []
         emitter = Emitter(self._unique, self._constant)
+        # names are taken before anything changes: a value that another norm takes over loses its own
+        planned = [self._describe(m) for m in matches]
         described: list[tuple[Match, ir.Node]] = []
         resort: set[ir.Graph | ir.Function] = set()
         for match in matches:
@@ -296,7 +298,15 @@ class _Fuser:
             if not _is_ordered(graph):
                 graph.sort()
         self._add_bodies({m.parameters.op for m in matches})
-        return [self._describe(match, node, removed) for match, node in described]
+        return [
+            dataclasses.replace(
+                plan,
+                node=node_name(node),
+                removed=tuple(name for name, n in zip(plan.removed, match.nodes, strict=True) if n in removed),
+                kept=tuple(name for name, n in zip(plan.removed, match.nodes, strict=True) if n not in removed),
+            )
+            for plan, (match, node) in zip(planned, described, strict=True)
+        ]
 
     def _replace(self, match: Match, emitter: Emitter, resort: set[Any]) -> ir.Node:
         graph = match.nodes[-1].graph
@@ -430,26 +440,29 @@ class _Fuser:
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
-    def _describe(self, match: Match, node: ir.Node | None = None, removed: set[ir.Node] | None = None) -> FusedNorm:
-        gone = removed if removed is not None else set(match.nodes)
+    def _describe(self, match: Match) -> FusedNorm:
+        """The norm as it is planned: every node that it stands for goes."""
         parameters = match.parameters
-        attributes = parameters.to_attributes()
+
+        def name(value: ir.Value | None) -> str:
+            return (value.name or "") if value is not None else ""
+
         return FusedNorm(
-            node=node_name(node) if node is not None else node_name(match.nodes[-1]),
+            node=node_name(match.nodes[-1]),
             op=parameters.op.value,
             scope=match.site.scope,
-            x=match.x.name or "",
-            scale=(match.scale.name or "") if match.scale is not None else "",
-            output=(node.outputs[0].name if node is not None else match.output.name) or "",
-            residual=(match.residual.name or "") if match.residual is not None else "",
+            x=name(match.x),
+            scale=name(match.scale),
+            output=name(match.output),
+            residual=name(match.residual),
             axes=parameters.axes,
             epsilon=parameters.epsilon,
-            attributes=attributes,
+            attributes=parameters.to_attributes(),
             type=ir.DataType(parameters.output_type).name,
             spelling=match.spelling,
             rounding="fewer" if match.fewer_roundings else "same",
-            removed=tuple(node_name(n) for n in match.nodes if n in gone),
-            kept=tuple(node_name(n) for n in match.nodes if n not in gone),
+            removed=tuple(node_name(n) for n in match.nodes),
+            kept=(),
             notes=match.notes,
         )
 

@@ -237,7 +237,8 @@ def verify(
                     checks += found
     if not checks:
         raise MissingEnvironment(
-            f"onnxruntime {onnxruntime().__version__} loads neither model, so there is nothing to compare",
+            f"onnxruntime {onnxruntime().__version__} loads neither model, so there is nothing to compare"
+            + (f" ({notes[0]})" if notes else ""),
             "Verify where they run: with another onnxruntime, or on the models' own device.",
         )
     fused_nodes = count_ours(after.proto)

@@ -698,3 +698,18 @@ def test_flipped_bits_are_a_model_error_or_no_error():
             continue  # protobuf itself refuses it
         with contextlib.suppress(ModelError):
             rmsnorm_deploy.fuse(model)
+
+
+@pytest.mark.parametrize("form", ["plugin", "onnx", "ort"])
+def test_plan_and_result_name_the_same_values(form):
+    g = Graph(23)
+    x, r, w = g.input("x", F, (2, 3, 8)), g.input("r", F, (2, 3, 8)), g.weight(np.ones(8), F)
+    for _ in range(3):  # a residual stream: each norm reads the sum of the one before
+        total = x + r
+        x, r = total, chain(g, total, w)["y"]
+    g.output(x + r, "y", (2, 3, 8))
+    model = g.model()
+    plans, norms = (rmsnorm_deploy.fuse(model, form=form, dry_run=d)[1].fused for d in (True, False))
+    names = [(f.x, f.residual, f.scale, f.output) for f in norms]
+    assert names == [(f.x, f.residual, f.scale, f.output) for f in plans]
+    assert all(x and scale and output for x, _, scale, output in names)
