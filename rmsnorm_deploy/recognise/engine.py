@@ -76,11 +76,6 @@ _NEXT = {
 }
 """The operators that may follow at each stage."""
 
-_BY_OPERATOR = {
-    name: [a for a in grammar.ALTERNATIVES if name in a.ops]
-    for name in {op for a in grammar.ALTERNATIVES for op in a.ops}
-}
-
 
 class _Candidate:
     """One reduction, followed as far as the grammar goes."""
@@ -151,8 +146,8 @@ class _Candidate:
             yield state.moved(value=node.outputs[0], nodes=(*state.nodes, node), same=(*state.same, state.value))
             return
         known = False
-        for alternative in _BY_OPERATOR.get(node.op_type, ()):
-            if state.stage not in alternative.stages:
+        for alternative in grammar.ALTERNATIVES:
+            if node.op_type not in alternative.ops or state.stage not in alternative.stages:
                 continue
             known = True
             try:
