@@ -71,13 +71,15 @@ def _norm(chain: Chain, i: int) -> list[NodeProto]:
     if chain.form in list(op.Op):
         kind = op.Op(chain.form)
         # The scale is applied in float32, as onnxruntime's fused operators do.
-        attributes = op.NormParameters(
-            kind,
-            DTYPES[chain.dtype][0],
-            epsilon=EPSILON,
-            scale_type=TensorProto.FLOAT,
-            partial_size=chain.partial_size,
-        ).to_attributes()
+        attributes: dict[str, Any] = dict(
+            op.NormParameters(
+                kind,
+                DTYPES[chain.dtype][0],
+                epsilon=EPSILON,
+                scale_type=TensorProto.FLOAT,
+                partial_size=chain.partial_size,
+            ).to_attributes()
+        )
         given = {"X": x, "residual": s, "scale": "scale", "bias": "neutral"}
         outputs = [y, total][: len(kind.outputs)]
         return [helper.make_node(kind.value, [given[n] for n in kind.inputs], outputs, domain=op.DOMAIN, **attributes)]

@@ -43,7 +43,7 @@ WAKE_US = 2000.0
 """Before a round with several threads: a virtual CPU that sleeps takes that long to wake for good."""
 PAUSE_US = 2500.0
 """Before that: after this time the threads of the one before sleep, see ``benchmarks.chains.SPIN_US``."""
-PRECISION = 0.01
+PRECISION = 0.005
 """Of the median ratios: their standard error over themselves, where the rounds may end."""
 
 

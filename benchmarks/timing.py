@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-LEAST_ROUNDS = 7
+LEAST_ROUNDS = 11
 
 
 class Contestant:
