@@ -39,8 +39,8 @@ CHAIN_ELEMENTS = 65536
 """Tensors up to this size run in a chain, which divides the cost of a call among its nodes."""
 COPY_REPETITIONS = 16
 ROUND_US = {"in cache": 1000.0, "middle": 2000.0, "beyond": 2000.0}
-WAKE_US = 2000.0
-"""Before a round with several threads: a virtual CPU that sleeps takes that long to wake for good."""
+WAKE_US = 6000.0
+"""Before a round with several threads: so long may Linux leave two threads that wake on one CPU (2 ms are too few)."""
 PAUSE_US = 2500.0
 """Before that: after this time the threads of the one before sleep, see ``benchmarks.chains.SPIN_US``."""
 PRECISION = 0.005
