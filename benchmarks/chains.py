@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from benchmarks.placement import onnxruntime_affinities
 from rmsnorm_deploy import op, runtime
 
 DTYPES: dict[str, tuple[int, Any]] = {
@@ -153,6 +154,8 @@ def _options(threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     if tuple(int(part) for part in ort.__version__.split(".")[:2]) < (1, 26):  # which do not know that entry
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    if affinities := onnxruntime_affinities(threads):
+        options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
     runtime.register(options)  # for every contestant, so that the options are the same
     return options
 

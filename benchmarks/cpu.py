@@ -27,6 +27,8 @@ import onnxruntime as ort
 from benchmarks import floor, summary
 from benchmarks.buffers import Buffers, last_level_cache
 from benchmarks.chains import DECOMPOSED, DTYPES, FUSED, LAYER_NORM, Chain, check_not_fused, session
+from benchmarks.neighbours import Neighbours
+from benchmarks.placement import pinned
 from benchmarks.timing import Contestant, alternate, median, quartiles, ratios
 from rmsnorm_deploy import op, runtime
 
@@ -39,10 +41,12 @@ CHAIN_ELEMENTS = 65536
 """Tensors up to this size run in a chain, which divides the cost of a call among its nodes."""
 COPY_REPETITIONS = 16
 ROUND_US = {"in cache": 1000.0, "middle": 2000.0, "beyond": 2000.0}
-WAKE_US = 6000.0
-"""Before a round with several threads: so long may Linux leave two threads that wake on one CPU (2 ms are too few)."""
+WAKE_US = 3000.0
+"""Before a round with several threads: a virtual CPU that sleeps takes that long to wake for good."""
 PAUSE_US = 2500.0
 """Before that: after this time the threads of the one before sleep, see ``benchmarks.chains.SPIN_US``."""
+DISTURBED = 0.05
+"""Others may use this part of the CPUs before it is said; it counts with several threads above all."""
 PRECISION = 0.005
 """Of the median ratios: their standard error over themselves, where the rounds may end."""
 
@@ -110,6 +114,7 @@ class Measurement:
             say: is told once for each baseline that onnxruntime cannot run.
         """
         self.group, self._say = group, say
+        self.others: float | None = None
         residual = group.kind is op.Op.ADD_RMS_NORM
         self.buffers = Buffers(group.rows, group.size, group.dtype, tensors=2 if residual else 1)
         self.length = CHAIN_LENGTH if group.rows * group.size <= CHAIN_ELEMENTS else 1
@@ -172,6 +177,7 @@ class Measurement:
 
     def run(self, rounds: int, seconds: float) -> None:
         """Time all of them, see :func:`benchmarks.timing.alternate`."""
+        neighbours = Neighbours()
         alternate(
             list(self.contestants.values()),
             judged=self._judged,
@@ -179,6 +185,7 @@ class Measurement:
             seconds=seconds,
             precision=PRECISION,
         )
+        self.others = neighbours.share()
 
     def records(self) -> list[dict[str, Any]]:
         """One for each pair of a case of ours and a baseline."""
@@ -223,6 +230,7 @@ class Measurement:
             "streaming_floor_us": floors[1],
             "class": self.buffers.size_class,
             "rounds": len(ours.rounds),
+            "others": None if self.others is None else round(self.others, 3),
             "machine": machine(),
             "onnxruntime": ort.__version__,
         }
@@ -326,17 +334,19 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     begin = time.perf_counter()
     try:
         for i, group in enumerate(groups, 1):
-            measurement = Measurement(group, say)
-            measurement.run(arguments.rounds, arguments.seconds)
+            with pinned(group.threads):
+                measurement = Measurement(group, say)
+                measurement.run(arguments.rounds, arguments.seconds)
             made = measurement.records()
             records += made
             write()
-            ours = made[0]
+            ours, others = made[0], measurement.others or 0.0
             print(
                 f"{i}/{len(groups)} {time.perf_counter() - begin:4.0f} s  {ours['case']} {group.dtype} "
                 f"{group.threads} thread{'s' * (group.threads > 1)}: {ours['ours_us']:.2f} us, "
                 + ", ".join(f"{r['baseline']} {r['ratio']:.2f}" for r in made if r["case"] == ours["case"])
-                + f" ({ours['rounds']} rounds)",
+                + f" ({ours['rounds']} rounds)"
+                + (f"; DISTURBED: other processes used {others:.0%} of the CPUs" if others > DISTURBED else ""),
                 file=sys.stderr,
             )
     except KeyboardInterrupt:

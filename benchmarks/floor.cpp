@@ -7,9 +7,14 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
 #endif
 
 namespace {
@@ -75,6 +80,9 @@ struct Copy {
 // Workers that wait for the next copy: first spinning, then asleep, as those of an onnxruntime session do.
 class Pool {
  public:
+  // Worker i of the next ones runs on CPU i of these; one without a CPU is free.
+  void pin(const int* cpus, int count) { cpus_.assign(cpus, cpus + count); }
+
   void run(const Copy& copy, int parts) {
     grow(parts - 1);
     {
@@ -95,7 +103,21 @@ class Pool {
       std::thread([this, id = workers_ + 1, turn = turn_.load()] { work(id, turn); }).detach();
   }
 
+  void place(int id) const {
+#if defined(__linux__)
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (id - 1 < static_cast<int>(cpus_.size())) {
+      CPU_SET(cpus_[id - 1], &set);
+      pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+    }
+#else
+    (void)id;
+#endif
+  }
+
   void work(int id, unsigned seen) {
+    place(id);
     for (;;) {
       for (int i = 0; i < kSpins && turn_.load(std::memory_order_acquire) == seen; ++i) {
 #if defined(__x86_64__)
@@ -118,6 +140,7 @@ class Pool {
   std::atomic<unsigned> turn_{0};
   std::atomic<int> left_{0};
   Copy copy_{};
+  std::vector<int> cpus_;
   int parts_ = 0;
   int workers_ = 0;
 };
@@ -130,6 +153,9 @@ Pool& pool() {
 }  // namespace
 
 extern "C" int floor_has_streaming(void) { return kHasStreaming; }
+
+// The CPUs of the threads beside the calling one; before the first copy.
+extern "C" void floor_pin(const int* cpus, int count) { pool().pin(cpus, count); }
 
 // Copies each of `count` tensors of `bytes` bytes, `repetitions` times over. Targets begin on a cache line.
 extern "C" void floor_copy(char** targets, char** sources, int count, std::size_t bytes, int streaming, int threads,

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.placement import cpus
+
 SOURCE = Path(__file__).with_name("floor.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 
@@ -31,7 +33,10 @@ def library() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "floor.so"
         subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
-        return ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
+    workers = cpus()[1:]
+    loaded.floor_pin((ctypes.c_int * len(workers))(*workers), len(workers))
+    return loaded
 
 
 def has_streaming() -> bool:

@@ -1,6 +1,7 @@
 """The kernel benchmark compares like with like, keeps what it measured, and sums it up rightly."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the benchmark runs in onnxruntime; install it: pip install onnxruntime")
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks/ is no part of the package
-from benchmarks import buffers, chains, cpu, floor, summary, timing
+from benchmarks import buffers, chains, cpu, floor, neighbours, placement, summary, timing
 
 TINY = ["--rows", "3", "--sizes", "48", "--threads", "1", "--rounds", "3"]
 
@@ -240,6 +241,40 @@ def test_copies_copy_everything_and_nothing_else(length, streaming, threads):
         np.testing.assert_array_equal(target, source)
         assert not whole[:start].any()
         assert not whole[start + length :].any()
+
+
+def test_each_thread_has_a_cpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(placement, "cpus", lambda: (2, 3, 7))
+    assert placement.worker_cpus(1) == ()
+    assert placement.worker_cpus(3) == (3, 7)
+    assert placement.onnxruntime_affinities(3) == "4;8"
+    assert placement.onnxruntime_affinities(4) == ""
+
+
+@pytest.mark.skipif(len(placement.cpus()) < 2, reason="pinning needs Linux and two CPUs")
+def test_the_calling_thread_is_pinned_and_freed_again():
+    before = os.sched_getaffinity(0)
+    with placement.pinned(2):
+        assert os.sched_getaffinity(0) == {placement.cpus()[0]}
+    assert os.sched_getaffinity(0) == before
+    with placement.pinned(1):
+        assert os.sched_getaffinity(0) == before
+
+
+def test_what_other_processes_use_is_counted(tmp_path, monkeypatch):
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(neighbours, "STAT", stat)
+    assert neighbours.Neighbours().share() is None
+    clocks = {"process_time": [10.0, 11.0], "perf_counter": [100.0, 102.0]}
+    for name, times in clocks.items():
+        monkeypatch.setattr(neighbours.time, name, iter(times).__next__)
+    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: 2)
+    stat.write_text(f"cpu  {10 * ticks} 0 0 {50 * ticks} 0 0 0 0 7 7\n")
+    since = neighbours.Neighbours()
+    # 1 s user, 0.5 s system and 0.5 s stolen, of which 1 s was ours, in 2 s of 2 CPUs
+    stat.write_text(f"cpu  {11 * ticks} 0 {ticks // 2} {90 * ticks} {ticks} 0 0 {ticks // 2} 99 99\n")
+    assert since.share() == pytest.approx(0.25)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
