@@ -2,8 +2,11 @@
 
 import contextlib
 import ctypes
+import os
+import select
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 from test_contract import DTYPES, Params
@@ -12,6 +15,22 @@ RUN, SET_ISA, ISA, ISA_AT, ERROR_TEXT = range(5)
 TENSORS = ("x", "residual", "scale", "bias", "y", "sum")
 INPUTS = TENSORS[:4]
 ALIGNMENT = 16  # what NumPy's own memory has at least
+TIMEOUT = 60  # seconds for one answer
+
+
+def run(*command):
+    """Run a compiler or build tool without this machine's options for others, and show what it said if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def build(compiler, folder):
+    """The path of the program, compiled into ``folder``."""
+    program = folder / "driver"
+    source = Path(__file__).with_name("driver.cpp")
+    run(compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-ldl")
+    return program
 
 
 def extent(params, name):
@@ -29,12 +48,12 @@ def extent(params, name):
 class Driver:
     """Has the functions of the contract as a `ctypes` library of this process has them, so tests need not know.
 
-    The process starts at the first call, and again after a crash.
+    The process starts at the first call, and again after a crash. ``isa`` is what its environment asks for.
     """
 
-    def __init__(self, command, environment=None):
+    def __init__(self, command, isa=""):
         self.command = command
-        self.environment = environment
+        self.environment = os.environ | {"RMSNORM_DEPLOY_ISA": isa}
         self.process = None
 
     def __enter__(self):
@@ -69,10 +88,16 @@ class Driver:
         raise AssertionError(f"the process that runs the kernels ended with status {self.end()}") from None
 
     def receive(self, size):
-        data = self.process.stdout.read(size)
-        if len(data) < size:
-            self.fail()
-        return data
+        data = bytearray()
+        while len(data) < size:
+            ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT)
+            if not ready:
+                self.process.kill()
+            part = os.read(self.process.stdout.fileno(), size - len(data))
+            if not part:
+                self.fail()
+            data += part
+        return bytes(data)
 
     def number(self):
         return struct.unpack("<i", self.receive(4))[0]
@@ -95,11 +120,11 @@ class Driver:
                 parts.append(ctypes.string_at(address, size))
         self.request(b"".join(header), *parts)
         code, damaged = self.number(), self.number()
-        outside = [name for number, name in enumerate(TENSORS) if damaged >> number & 1]
-        assert not outside, f"written where nothing may be written: in or around {outside}"
         for name in ("y", "sum"):
             if code == 0 and name in sizes:
                 ctypes.memmove(getattr(params, name), self.receive(sizes[name]), sizes[name])
+        outside = [name for number, name in enumerate(TENSORS) if damaged >> number & 1]
+        assert not outside, f"written where nothing may be written: in or around {outside}"
         return code
 
     def rmsnorm_deploy_cpu_set_isa(self, name):

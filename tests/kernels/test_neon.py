@@ -1,30 +1,31 @@
 """The kernels on 64-bit ARM, run by an emulator where this machine is another: all cases of test_contract.py."""
 
 import ctypes
-import os
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from driver import Driver
+from driver import Driver, build, run
 from test_contract import BAD_ISA, cases
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
-SOURCE = Path(__file__).with_name("driver.cpp")
+
+if platform.machine() in ("aarch64", "arm64"):
+    pytest.skip("test_contract.py runs these kernels on this machine itself", allow_module_level=True)
+if missing := [name for name in ("cmake", COMPILER, EMULATOR) if not shutil.which(name)]:
+    pytest.skip(
+        f"needs {', '.join(missing)}; on Debian: apt-get install cmake g++-aarch64-linux-gnu qemu-user",
+        allow_module_level=True,
+    )
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
     """Starts a driver over the library as CMake builds it for 64-bit ARM."""
-    if platform.machine() in ("aarch64", "arm64"):
-        pytest.skip("test_contract.py runs these kernels on this machine itself")
-    missing = [name for name in ("cmake", COMPILER, EMULATOR) if not shutil.which(name)]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}; on Debian: apt-get install cmake g++-aarch64-linux-gnu qemu-user")
     folder = tmp_path_factory.mktemp("arm64")
     options = {
         "CMAKE_SYSTEM_NAME": "Linux",
@@ -32,21 +33,13 @@ def command(tmp_path_factory):
         "CMAKE_CXX_COMPILER": COMPILER,
         "RMSNORM_DEPLOY_WERROR": "ON",
     }
-    defines = [f"-D{name}={value}" for name, value in options.items()]
-    environment = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS")}
-    driver = folder / "driver"
-    for step in (
-        ["cmake", "-S", ROOT / "ops", "-B", folder, *defines],
-        ["cmake", "--build", folder, "--parallel", "2"],
-        [COMPILER, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", SOURCE, "-o", driver, "-ldl"],
-    ):
-        done = subprocess.run(step, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    run("cmake", "-S", ROOT / "ops", "-B", folder, *(f"-D{name}={value}" for name, value in options.items()))
+    run("cmake", "--build", folder, "--parallel", "2")
     found = subprocess.run(
         [COMPILER, "-print-file-name=ld-linux-aarch64.so.1"], capture_output=True, text=True, check=True
     )
     system = Path(found.stdout.strip()).resolve().parents[1]  # libraries of that architecture are in its lib/
-    return [EMULATOR, "-L", system, driver, folder / "librmsnorm_deploy.so"]
+    return [EMULATOR, "-L", system, build(COMPILER, folder), folder / "librmsnorm_deploy.so"]
 
 
 @pytest.fixture(scope="session")
@@ -77,5 +70,5 @@ def test_neon_is_found_and_chosen(library):
 
 @pytest.mark.parametrize(("name", "found"), [("portable", b"portable"), ("neon", b"neon"), ("avx2", None)])
 def test_the_environment_chooses(command, name, found):
-    with Driver(command, os.environ | {"RMSNORM_DEPLOY_ISA": name}) as driver:
+    with Driver(command, isa=name) as driver:
         assert driver.rmsnorm_deploy_cpu_isa() == found

@@ -1,11 +1,11 @@
 """The algorithm on sixteen lanes, emulated so that every machine runs it: all cases of test_contract.py."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from driver import Driver, build, run
 from test_contract import BF16, F16, F32, Call, cases, load, values
 
 from rmsnorm_deploy.runtime import library_path
@@ -26,17 +26,10 @@ def emulated(tmp_path_factory):
     if not compiler:
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("emulated")
-    started = []
-    for source in SOURCES:
-        command = [compiler, *OPTIONS, "-c", source, "-o", folder / f"{source.stem}.o"]
-        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    for process in started:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
     path = folder / "emulated.so"
-    objects = [folder / f"{source.stem}.o" for source in SOURCES]
-    subprocess.run([compiler, "-shared", *objects, "-o", path, "-lm"], check=True)
-    return load(path)
+    run(compiler, *OPTIONS, "-shared", *SOURCES, "-o", path, "-lm")
+    with Driver([build(compiler, folder), path]) as driver:
+        yield driver
 
 
 @pytest.fixture
