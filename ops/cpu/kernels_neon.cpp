@@ -48,6 +48,13 @@ INLINE void store(T* p, Vector v) {
   vst1_u16(&p->bits, narrow(v, p));
 }
 
+// Past the caches: there is no intrinsic for it.
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  store(p, v);
+}
+INLINE void stream_end() {}
+
 INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Half* type) { return widen_halves(narrow(v, type)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
@@ -73,11 +80,20 @@ INLINE Wide wide_add(Vector v, Wide total) {
 // The square is rounded to float first, so that it overflows where float arithmetic does.
 INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
 INLINE double wide_sum(Wide w) { return vaddvq_f64(vaddq_f64(w.lower, w.upper)); }
+
+// The sums of two accumulators at once.
+#define HAS_TOTALS
+INLINE void wide_totals(const Wide* from, double* to) {
+  vst1q_f64(to, vpaddq_f64(vaddq_f64(from[0].lower, from[0].upper), vaddq_f64(from[1].lower, from[1].upper)));
+}
+INLINE void square_roots(double* values) { vst1q_f64(values, vsqrtq_f64(vld1q_f64(values))); }
+
 INLINE void wide_store(double* p, Wide w) {
   vst1q_f64(p, w.lower);
   vst1q_f64(p + 2, w.upper);
 }
 
+#define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kNeonKernels
 #define KERNEL_NAME "neon"
 #include "kernels.h"

@@ -1,6 +1,7 @@
 // The kernels on sixteen lanes with masks, as kernels_avx512.cpp has them, for any machine: a lane at a time in plain
 // C++. Stands in the place of the portable kernels, in a library that is built for tests only.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "../../ops/cpu/scalar.h"
@@ -60,6 +61,14 @@ INLINE void store(T* p, Vector v) {
   store_first(p, v, kLanes);
 }
 
+// Like the instruction, ends the program where the address is not aligned to what is stored.
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  if (reinterpret_cast<std::uintptr_t>(p) % (kLanes * sizeof(T))) std::abort();
+  store(p, v);
+}
+INLINE void stream_end() {}
+
 template <typename T>
 INLINE Vector rounded(Vector v, const T*) {
   T memory[kLanes];
@@ -100,8 +109,23 @@ INLINE double wide_sum(Wide w) {
   }
   return w.lanes[0];
 }
+
+// Eight sums at once: neighbour onto neighbour, again as AVX-512 does it.
+#define HAS_TOTALS
+INLINE void wide_totals(const Wide* from, double* to) {
+  for (int k = 0; k < kLanes / 2; ++k) {
+    double v[kLanes / 2];
+    for (int i = 0; i < kLanes / 2; ++i) v[i] = from[k].lanes[i] + from[k].lanes[i + kLanes / 2];
+    to[k] = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+  }
+}
+INLINE void square_roots(double* values) {
+  for (int i = 0; i < kLanes / 2; ++i) values[i] = std::sqrt(values[i]);
+}
+
 INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lanes); }
 
+#define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kPortableKernels
 #define KERNEL_NAME "emulated16"
 #include "../../ops/cpu/kernels.h"
