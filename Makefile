@@ -36,12 +36,12 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp')
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp')
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp')
+	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp')
 
 unit: venv
 	$(BIN)/pytest

@@ -80,6 +80,9 @@ extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 #endif
+#if defined(RMSNORM_DEPLOY_ARM64)
+extern const KernelTable kNeonKernels;
+#endif
 
 }  // namespace rmsnorm_deploy
 
