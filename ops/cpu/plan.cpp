@@ -275,8 +275,8 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   } else if (inner_ == 1) {
     units_ = outer_;
     unit_bytes_ = size_ * bytes;
-    const std::int64_t far = far_bytes() / 2;  // two tensors, or four
-    far_ = total * bytes >= (params.residual ? far / 2 : far) && whole_lines(params.y) && whole_lines(params.sum);
+    const std::int64_t each = far_bytes() / (params.residual ? 4 : 2);
+    far_ = total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;
     units_ = outer_ * tiles_;
