@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from rmsnorm_deploy.cut import cut, value_types, with_outputs
-from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.fuse import fuse
 from rmsnorm_deploy.inputs import Array, Feeds, fit_inputs, is_float, make_inputs
 from rmsnorm_deploy.op import DOMAIN
@@ -119,13 +119,21 @@ def bench(
 
     Raises:
         ModelError: a file cannot be read.
-        UsageError: the inputs do not fit the model.
+        UsageError: the inputs do not fit the model, or the two models have different inputs or outputs.
         MissingEnvironment: onnxruntime is not installed or does not load the original.
     """
     before = Runnable.of(model)
     made, report = fuse(model)
     where = before.path.parent if before.path is not None else before.folder
     after = Runnable.of(fused if fused is not None else made, where)
+    for what in ("input", "output"):
+        names = [{v.name for v in getattr(one.proto.graph, what)} for one in (before, after)]
+        if names[0] != names[1]:
+            odd = ", ".join(sorted(names[0] ^ names[1])[:3])
+            raise UsageError(
+                f"the two models are not one and the same: only one of them has the {what} {odd}",
+                "Name the original and what was made from it.",
+            )
     library = library_problem()
     feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
     notes: list[str] = []

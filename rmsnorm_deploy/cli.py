@@ -60,6 +60,16 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name from the model that the terminal cannot show is no error
     previous = _stop_on_sigterm()
+
+    def fail(message: str, hint: str, status: int, debug: bool) -> int:
+        if "--json" in given:
+            # whoever reads the result as data gets the error as data too
+            with contextlib.suppress(OSError):
+                error = {"message": message, "hint": hint, "exit_code": status}
+                _print_json({"schema_version": 1, "error": error})
+                sys.stdout.flush()
+        return _fail(message, hint, status, debug)
+
     try:
         status = app(args=given, prog_name="rmsnorm-deploy", standalone_mode=False)
         sys.stdout.flush()
@@ -67,11 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise KeyboardInterrupt
         return int(status or 0)
     except RmsNormDeployError as error:
-        return _fail(error.message, error.hint, error.exit_code, debug)
+        return fail(error.message, error.hint, error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", "", 130, debug=False)
+        return fail("interrupted", "", 130, debug=False)
     except _Terminated:
-        return _fail("stopped by SIGTERM", "", 143, debug=False)
+        return fail("stopped by SIGTERM", "", 143, debug=False)
     except (BrokenPipeError, SystemExit):
         # the reader went away ("| head"), for which typer and rich exit: not an error, but nothing more can be said
         _silence_stdout()
@@ -89,9 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, _click_exception()):
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "rmsnorm-deploy"
             text = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-            return _fail(text[:1].lower() + text[1:], f"See '{command} --help'.", UsageError.exit_code, debug)
+            return fail(text[:1].lower() + text[1:], f"See '{command} --help'.", UsageError.exit_code, debug)
         what = f"unexpected {type(error).__name__}: {_first_line(error)}"
-        return _fail(what, "Run with --debug for the traceback, and please report it.", 70, debug)
+        return fail(what, "Run with --debug for the traceback, and please report it.", 70, debug)
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
@@ -222,15 +232,27 @@ def fuse_command(
     form: Annotated[
         str, typer.Option("--op", metavar="FORM", help="How norms are written: plugin, onnx or ort.")
     ] = "plugin",
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    seed: Seed = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fuse every RMSNorm of IN and write OUT. IN and its weights are never changed."""
+    """Fuse every RMSNorm of IN and write OUT. IN and its weights are never changed.
+
+    --inputs, --shapes and --seed say what --verify runs the models on.
+    """
     started = time.perf_counter()
     wanted = _wanted(require)
     if output is None and not dry_run:
         raise UsageError("there is no output: -o is missing", "Add '-o fused.onnx', or --dry-run to write nothing.")
     if dry_run and verify:
         raise UsageError("--verify needs a result, and --dry-run makes none", "Leave one of them out.")
+    if not verify and (inputs is not None or shapes or seed):
+        raise UsageError(
+            "--inputs, --shapes and --seed are for --verify, which is missing", "Add --verify or leave them out."
+        )
+    if output is not None and str(output) == "-":
+        raise UsageError("a model cannot be written to stdout", "Name a file: '-o fused.onnx'.")
     if output is not None:
         from rmsnorm_deploy.paths import check_output
 
@@ -239,6 +261,7 @@ def fuse_command(
             check_output(output, source=model, overwrite=force or dry_run)
     from rmsnorm_deploy.fuse import fuse
 
+    arrays, sizes = _load_inputs(inputs, model), _shapes(shapes)
     fused, report = fuse(model, form=form, dry_run=dry_run)
     if not as_json:
         _print_report(report, dry_run=dry_run)
@@ -252,7 +275,7 @@ def fuse_command(
             if verify:
                 from rmsnorm_deploy.verify import verify as compare
 
-                result = compare(model, staged)
+                result = compare(model, staged, inputs=arrays, shapes=sizes, seed=seed)
                 result.require()
 
         saved = save(fused, output, source=model, overwrite=force, check=check)

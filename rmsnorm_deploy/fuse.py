@@ -228,6 +228,11 @@ class _Fuser:
     def run(self, dry_run: bool) -> FusionReport:
         before = count_ops(self.scopes)
         already = sum(n for name, n in before.items() if name.startswith(f"{DOMAIN}::"))
+        if already and self.form is not Form.PLUGIN:
+            self.warnings.append(
+                f"{already} norms are in the form 'plugin' already and stay so; for the form '{self.form.value}' start "
+                "from the model as it was exported"
+            )
         matches, misses = recognise(self.model, self.proto, self.scopes, self.declared)
         matches, refused = self._expressible(matches)
         fused = [self._describe(m) for m in matches] if dry_run else self._apply(matches)

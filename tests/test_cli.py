@@ -50,7 +50,9 @@ def fails(run):
         assert len(lines[0]) > len("error: ")
         assert len(lines[1]) > len("hint: ")
         assert "Traceback" not in err
-        if not stdout:
+        if "--json" in arguments:
+            assert json.loads(out)["error"]["exit_code"] == status
+        elif not stdout:
             assert out == ""
         return err
 
@@ -131,6 +133,48 @@ def test_fuse_as_json_prints_nothing_else(run, tmp_path):
     assert value["output"]["path"] == str(tmp_path / "f.onnx")
     assert value["verification"]["passed"] is True
     assert {"fused", "missed", "ops_before", "ops_after", "warnings", "opset", "form"} <= value.keys()
+
+
+def test_an_error_is_data_too_where_data_are_asked_for(run, tmp_path):
+    for status, arguments in (
+        (3, ("fuse", tmp_path / "none.onnx", "-o", tmp_path / "f.onnx", "--json")),
+        (2, ("fuse", LLAMA, "--json")),
+        (1, ("fuse", LLAMA, "--dry-run", "--require", "6", "--json")),
+        (3, ("verify", tmp_path / "none.onnx", LLAMA, "--json")),
+        (2, ("explain", LLAMA, "--json", "--nonsense")),
+    ):
+        got, out, err = run(*arguments)
+        assert got == status
+        error = json.loads(out)["error"]
+        assert error["exit_code"] == status
+        assert err.splitlines()[0] == f"error: {error['message']}"
+        assert err.splitlines()[1] == f"hint: {error['hint']}"
+
+
+def test_what_verify_runs_on(run, fails, tmp_path):
+    pytest.importorskip("onnxruntime")
+    path, out = tmp_path / "m.onnx", tmp_path / "f.onnx"
+    onnx.save(norm(13, shape=("n", 8)), path)
+    value = json.loads(run("fuse", path, "-o", out, "--verify", "--shapes", "x:5,8", "--seed", 3, "--json")[1])
+    assert (value["verification"]["shapes"], value["verification"]["seed"]) == ({"x": [5, 8]}, 3)
+    np.savez(tmp_path / "i.npz", x=np.ones((3, 8), np.float32))
+    given = ("--force", "--verify", "--inputs", tmp_path / "i.npz", "--json")
+    assert json.loads(run("fuse", path, "-o", out, *given)[1])["verification"]["shapes"] == {"x": [3, 8]}
+    assert "for --verify, which is missing" in fails(2, "fuse", path, "-o", tmp_path / "g.onnx", "--seed", "5")
+    fails(2, "fuse", path, "-o", tmp_path / "g.onnx", "--verify", "--shapes", "y:5,8", stdout=True)
+    assert not (tmp_path / "g.onnx").exists()
+
+
+def test_stdout_is_no_output(fails):
+    assert "cannot be written to stdout" in fails(2, "fuse", LLAMA, "-o", "-")
+
+
+def test_another_form_of_a_fused_model_is_warned_of(run, tmp_path):
+    run("fuse", LLAMA, "-o", tmp_path / "once.onnx")
+    status, _, err = run("fuse", tmp_path / "once.onnx", "--op", "ort", "--dry-run")
+    assert status == 0
+    assert "warning: 5 norms are in the form 'plugin' already" in err
+    assert "warning" not in run("fuse", tmp_path / "once.onnx", "--dry-run")[2]
 
 
 def test_a_dry_run_writes_nothing(run, tmp_path):
@@ -461,6 +505,10 @@ def test_bench_prints_data(run):
     status, out, _ = run("bench", LLAMA, "--seconds", "0.05")
     assert status == 0
     assert "its optimizer on" in out
+
+
+def test_bench_of_two_unrelated_models(fails):
+    assert "not one and the same" in fails(2, "bench", LLAMA, SAMPLES / "t5_encoder_float32.onnx", stdout=True)
 
 
 def test_doctor(run, monkeypatch):
