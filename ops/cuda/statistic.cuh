@@ -95,17 +95,13 @@ __device__ inline bool is_ordinary(const Mean& mean, const Statistic& s) {
   return s.ordinary && mean.value > kLeastMean && mean.value < kLargestMean;
 }
 
-// 1 / max(sqrt(mean) + epsilon_outside, rms_floor), for an ordinary mean and results of 16 bits.
-__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, false>&) {
-  const float root = rsqrtf(mean.value);  // off by two units at most
-  if (s.plain) return {1.0f, root, 0.0f};
-  const float rms = fmaf(mean.value, mean.value > 0.0f ? root : 0.0f, s.epsilon_outside);
-  return {1.0f, __fdividef(1.0f, fmaxf(rms, s.rms_floor)), 0.0f};
-}
-
-// The same to about twice the precision of a float: estimates, each with one Newton step whose residual is exact. An
-// estimate is taken so low that the residual is positive.
-__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, true>&) {
+// 1 / max(sqrt(mean) + epsilon_outside, rms_floor) to about twice the precision of a float: estimates, each with one
+// Newton step whose residual is exact. An estimate is taken so low that the residual is positive.
+struct Reciprocal {
+  float high;
+  float low;
+};
+__device__ inline Reciprocal reciprocal_of(const Mean& mean, const Statistic& s) {
   constexpr float kLow = 1.0f - 0x1p-21f;
   float high = mean.value > 0.0f ? rsqrtf(mean.value) * kLow : 0.0f;
   const float square = high * high;
@@ -114,7 +110,7 @@ __device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const S
   const float product_lost = fmaf(mean.value, square, -product);
   float residual = ((1.0f - product) - product_lost) - fmaf(mean.value, square_lost, mean.lost * square);
   float low = 0.5f * high * residual;
-  if (s.plain) return {1.0f, high, low};
+  if (s.plain) return {high, low};
 
   // sqrt(mean) is mean / sqrt(mean).
   Sum<float, true> rms;
@@ -127,7 +123,17 @@ __device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const S
   }
   high = __fdividef(1.0f, rms.value) * kLow;
   residual = fmaf(-rms.value, high, 1.0f) - rms.lost * high;
-  return {1.0f, high, high * residual};
+  return {high, high * residual};
+}
+
+__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, true>&) {
+  const Reciprocal r = reciprocal_of(mean, s);
+  return {1.0f, r.high, r.low};
+}
+// Rounded to a float it is enough for results of 16 bits; less would not be, as exact ties are frequent among them.
+__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, false>&) {
+  const Reciprocal r = reciprocal_of(mean, s);
+  return {1.0f, r.high + r.low, 0.0f};
 }
 
 // A row that is not ordinary is done again with everything multiplied by a power of two that brings the largest of its
