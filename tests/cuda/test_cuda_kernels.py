@@ -202,15 +202,20 @@ def test_large_float16_values_are_not_lost(kernels, size):
     same_as_reference(call, call.run(kernels)[0])
 
 
-@pytest.mark.parametrize(("x_type", "shape", "axes"), [(F16, (2**26, 64), 1), (F16, (2**26, 65), 1), (F32, (2**21, 16, 64), 1)])
-def test_offsets_beyond_32_bits(kernels, x_type, shape, axes):
-    """The last rows of a tensor of more than 2^31 elements; all but those stays untouched and takes no memory."""
+# Units of one outer position and one tile to a block of 256 threads: 256 rows of one chunk; 8 of 32 slices; 8 of 2 slices
+# of 16 chunks side by side. More than 2^31 chunks, elements, elements.
+@pytest.mark.parametrize(
+    ("x_type", "shape", "units_per_block"),
+    [(F16, (2**31 + 2**10, 8), 256), (F16, (2**26, 65), 8), (F32, (2**21 + 2**10, 16, 64), 8)],
+)
+def test_offsets_beyond_32_bits(kernels, x_type, shape, units_per_block):
+    """The last row of a huge tensor; all the others stay untouched and take no memory."""
     rng = np.random.default_rng(10)
     elements = int(np.prod(shape, dtype=np.int64))
     size = elements * C.DTYPES[x_type]().itemsize
     kernels.device(multiprocessors=2**20)
     last = C.values(rng, (1, *shape[1:]), x_type)
-    call = C.Call(last, np.float32(1), x_type, F32, F32, axes=(axes,))
+    call = C.Call(last, np.float32(1), x_type, F32, F32, axes=(1,))
     wanted, _ = call.run(kernels)
     with kernels.memory(size) as x, kernels.memory(size) as y:
         end = (em.ctypes.c_uint8 * last.nbytes).from_address(x + size - last.nbytes)
@@ -218,9 +223,7 @@ def test_offsets_beyond_32_bits(kernels, x_type, shape, axes):
         params = call.params(last)
         params.x, params.y = x, y
         params.shape[0] = shape[0]
-        # Units of one row to a block of 256 threads: 32 of 8 chunks; 8 of 32 slices; 8 of 2 slices of 16 chunks.
-        blocks = shape[0] // (32 if shape[-1] == 64 and axes == 1 and len(shape) == 2 else 8)
-        kernels.lib.emulator_blocks(blocks - 1, 1)
+        kernels.lib.emulator_blocks(shape[0] // units_per_block - 1, 1)
         try:
             assert kernels.launch(params) == 0
         finally:
@@ -242,6 +245,29 @@ def test_every_kernel_has_run(kernels):
     there = set(re.findall(r"void rmsnorm_deploy::cuda::(\w+_kernel<[^>]*>)\(", symbols))
     assert len(there) == 53
     assert kernels.kernels == there
+
+
+@pytest.mark.parametrize("x_type", [F32, F16, BF16])
+@pytest.mark.parametrize("shape", [(4, 64), (2, 16, 64)])
+def test_one_tensor_off_by_an_element(kernels, x_type, shape):
+    """Sizes that fit chunks, and all addresses but one."""
+    rng = np.random.default_rng(14)
+    size = int(np.prod(shape))
+    for off in range(7):
+        rooms = [np.zeros(size + 16, C.DTYPES[x_type]) for _ in range(6)]
+        start = [(-room.ctypes.data % 16) // room.itemsize for room in rooms]
+        x, residual, y, total, scale, bias = (
+            room[begin + (i == off) :][:size] for i, (room, begin) in enumerate(zip(rooms, start, strict=True))
+        )
+        for tensor in (x, residual, scale, bias):
+            tensor[...] = C.values(rng, size, x_type)
+        weights = (shape[1],) + (1,) * (len(shape) - 2)
+        call = C.Call(x.reshape(shape), scale[: shape[1]].reshape(weights), x_type, x_type, F32, axes=(1,))
+        call.residual, call.bias = residual.reshape(shape), bias[: shape[1]].reshape(weights)
+        C.agrees(call, *call.run(kernels, y.reshape(shape), total.reshape(shape)))
+        # Columns take scale and bias value by value.
+        in_chunks = off == 6 or (len(shape) == 3 and off >= 4)
+        assert kernels.kernel.endswith(", 1, 0>") != in_chunks
 
 
 def test_wrong_params_are_refused_as_on_the_cpu(kernels, emulated):

@@ -1,6 +1,6 @@
 // Runs kernels on the host: every thread of a block is a fiber, which goes on until it waits for others, at a barrier or
 // in an exchange between lanes. Which of those that can go on does so next is drawn at random, so that a result that
-// depends on the order shows. Blocks run one after the other, in random order too.
+// depends on the order shows; and one warp at a time is held back as far as barriers let it. Blocks run one after the other, in random order too.
 //
 // A run stops with a message at: a barrier or exchange that not all come to; an access outside the memory of
 // emulator_allocate(), or at an address that is not a multiple of its size; a write behind the shared memory asked for;
@@ -76,6 +76,11 @@ std::int64_t first_block = 0;
 std::int64_t block_count = -1;
 std::map<const void*, int> shared_allowed;
 
+// A warp that goes on only when no other can, so that a thread can be far behind: drawn again at every barrier.
+std::size_t slow_warp = 0;
+
+void draw_slow_warp(std::size_t count) { slow_warp = random_order() % ((count + kLanes - 1) / kLanes); }
+
 [[noreturn]] void fail(const std::string& what) {
   message = what + " (kernel " + kernel_name + ", block " + std::to_string(blockIdx.x) + ", thread " +
             std::to_string(threadIdx.x) + ")";
@@ -150,6 +155,7 @@ void run_block(std::size_t count, std::size_t shared) {
     fibers[i].state = State::kReady;
     fibers[i].started = false;
   }
+  draw_slow_warp(count);
   std::vector<std::size_t> ready;
   for (;;) {
     ready.clear();
@@ -169,7 +175,12 @@ void run_block(std::size_t count, std::size_t shared) {
       voted = false;
       for (std::size_t i = 0; i < count; ++i) voted = voted || fibers[i].vote;
       for (std::size_t i = 0; i < count; ++i) fibers[i].state = State::kReady;
+      draw_slow_warp(count);
       continue;
+    }
+    const auto is_slow = [](std::size_t i) { return i / kLanes == slow_warp; };
+    if (!std::all_of(ready.begin(), ready.end(), is_slow)) {
+      ready.erase(std::remove_if(ready.begin(), ready.end(), is_slow), ready.end());
     }
     std::shuffle(ready.begin(), ready.end(), random_order);
     for (const std::size_t i : ready) resume(i);
