@@ -11,12 +11,13 @@ OLD_ONNXRUNTIMES := 1.20.1 1.24.4
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
 
-$(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+$(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ort]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ort]' \
+		--config-settings=cmake.define.RMSNORM_DEPLOY_CUDA=OFF
 	touch $@
 
-$(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+$(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]' \
 		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON
@@ -36,12 +37,12 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp')
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'tests/cuda/*.cpp' 'tests/cuda/*.h')
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp')
+	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'tests/cuda/*.cpp' 'tests/cuda/*.h')
 
 unit: venv
 	$(BIN)/pytest

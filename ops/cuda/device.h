@@ -114,7 +114,12 @@ __device__ inline void store_chunk(void* base, std::int64_t index, const uint4& 
 
 // Keeps the compiler from holding on to the unpacked values of a chunk: they take twice the registers of the chunk, and
 // unpacking again is cheap beside memory.
-__device__ inline void keep_packed(uint4& raw) { asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)); }
+__device__ inline void keep_packed(uint4& raw) {
+  asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
+}
+
+// The same for whatever follows from `value`: addresses, above all.
+__device__ inline void forget(int& value) { asm volatile("" : "+r"(value)); }
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

@@ -15,8 +15,8 @@ constexpr int kStridedThreads = 256;
 // Chunks to a thread that the third kernel for strided groups keeps.
 constexpr int kKeptChunks = 8;
 
-// Shared memory of a block of rows: partial sums of its warps (of two floats at most), twice, used in turn so that a row
-// costs one barrier; two more for rows that are not ordinary; then the row itself where it is staged.
+// Shared memory of a block of rows: partial sums of its warps (of two floats at most), twice, used in turn so that a
+// row costs one barrier; two more for rows that are not ordinary; then the row itself where it is staged.
 constexpr int kMostWarps = 32;
 constexpr int kReduceBytes = 4 * kMostWarps * 8;
 
@@ -35,9 +35,9 @@ RowKernels float16_rows(bool wide_scale, bool residual) noexcept;
 RowKernels bfloat16_rows(bool wide_scale, bool residual) noexcept;
 
 struct StridedKernels {
-  Kernel single;      // any strides and alignment, one value at a time
-  Kernel chunked;     // whole chunks along the columns, read twice
-  Kernel chunked8;    // the same, at most eight chunks to a thread, kept in registers
+  Kernel single;    // any strides and alignment, one value at a time
+  Kernel chunked;   // whole chunks along the columns, read twice
+  Kernel chunked8;  // the same, at most eight chunks to a thread, kept in registers
 };
 
 StridedKernels float32_strided() noexcept;

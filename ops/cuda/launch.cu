@@ -25,9 +25,9 @@ cudaError_t describe(Device& device) {
 
 cudaError_t start(const Launch& launch, cudaStream_t stream) {
   if (launch.shared_bytes > kOrdinarySharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(launch.kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(launch.shared_bytes));
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(launch.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(launch.shared_bytes));
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t configuration = {};

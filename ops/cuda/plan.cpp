@@ -31,7 +31,7 @@ struct RowConfiguration {
   std::int32_t per_thread;
 };
 constexpr RowConfiguration kRows[] = {
-    {1, 0, 1},  {2, 1, 1},  {4, 2, 1},   {8, 3, 1},   {16, 4, 1},   {32, 5, 1},
+    {1, 0, 1},  {2, 1, 1},   {4, 2, 1},   {8, 3, 1},   {16, 4, 1},   {32, 5, 1},
     {64, 5, 2}, {128, 5, 4}, {256, 6, 4}, {512, 7, 4}, {1024, 8, 4},
 };
 
@@ -39,14 +39,15 @@ constexpr RowConfiguration kRows[] = {
 // to give every multiprocessor one block.
 constexpr unsigned kLeastThreads = 64;
 
-// A grid has at most so many blocks for each multiprocessor; beyond, blocks go on to further rows. That is several times
-// what is resident, so that the last ones to finish leave little idle, and few enough for scale to be loaded seldom.
+// A grid has at most so many blocks for each multiprocessor; beyond, blocks go on to further rows. That is several
+// times what is resident, so that the last ones to finish leave little idle, and few enough for scale to be loaded
+// seldom.
 constexpr std::int64_t kBlocksPerMultiprocessor = 32;
 
 // Columns: with chunks along the columns, at most kKeptChunks loads to a thread if 64 slices are enough for that;
 // 64 slices leave 4 chunks side by side, 64 contiguous bytes, the least that memory delivers at full speed.
 constexpr std::int64_t kMostSlices = 64;
-constexpr std::int64_t kRereadSlices = 32;  // longer runs: 128 contiguous bytes
+constexpr std::int64_t kRereadSlices = 32;   // longer runs: 128 contiguous bytes
 constexpr std::int64_t kSingleColumns = 32;  // one value at a time: a warp side by side
 constexpr std::int64_t kSingleLoads = 4;     // values to a thread before more slices are taken
 
@@ -64,8 +65,8 @@ std::int64_t ceiling(std::int64_t value, std::int64_t divisor) { return (value +
 
 bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0; }
 
-// Append the dimensions [begin, end) of x to `w`, merged where they can be walked as one, and none where nothing changes
-// along them. Returns the number of dimensions that `w` now has.
+// Append the dimensions [begin, end) of x to `w`, merged where they can be walked as one, and none where nothing
+// changes along them. Returns the number of dimensions that `w` now has.
 std::int32_t append(Weights& w, std::int32_t had, const std::int64_t* shape, const std::int64_t* strides,
                     std::int32_t begin, std::int32_t end) {
   std::int32_t count = had;

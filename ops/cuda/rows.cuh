@@ -155,15 +155,16 @@ __device__ inline const void* weights_of_row(const Weights& w, std::int64_t row)
   return static_cast<const S*>(w.data) + static_cast<std::uint32_t>(row) / w.repeat % w.period * w.row_stride;
 }
 
-// Least number of resident blocks of 256 threads that the compiler has to leave registers for. What counts is bytes in
-// flight on a multiprocessor (an H100 wants some 20 KB of loads) and that nothing spills:
+// Least number of resident blocks of 256 threads that the compiler has to leave registers for. What counts is that
+// enough bytes are in flight on a multiprocessor (by Little's law an H100 wants some 20 KB of loads) and that nothing
+// spills. Blocks, registers a thread, and bytes of x in flight; a residual doubles them:
 //
-//   chunks   beside x only scale of its type      residual or a wide scale      both
-//     1      6 blocks, 40 registers, 24 KB        5 blocks, 48, 20 to 40 KB     5
-//     2      4 blocks, 64 registers, 32 KB        4 blocks, 64, 32 to 64 KB     3
-//     4      3 blocks, 80 registers, 48 KB        2 blocks, 128, 32 to 64 KB    2
+//   chunks   x and scale of its type   with residual, or a float32 scale   with both
+//     1       6    40    24 KB          5    48    20 KB                    4    64    16 KB
+//     2       4    64    32 KB          4    64    32 KB                    3    80    24 KB
+//     4       3    80    48 KB          2   128    32 KB                    2   128    32 KB
 constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
-  if (chunks == 1) return residual || wide_scale ? 5 : 6;
+  if (chunks == 1) return residual && wide_scale ? 4 : residual || wide_scale ? 5 : 6;
   if (chunks == 2) return residual && wide_scale ? 3 : 4;
   return residual || wide_scale ? 2 : 3;
 }
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidu
 
 // Longer rows, one to a block: kept in shared memory where `staged`, else read twice.
 template <typename T, typename S, bool kResidual>
-__global__ void __launch_bounds__(kLongRowsThreads, 1) long_rows_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __grid_constant__ Args a) {
   constexpr int kValues = kChunk<T>;
   constexpr int kBatch = 2;
   const std::int64_t chunks = a.size / kValues;
@@ -277,8 +278,8 @@ __global__ void __launch_bounds__(kLongRowsThreads, 1) long_rows_kernel(const __
         }
         if (a.staged && index < chunks) kept[index] = x[p];
         float v[kValues];
-      unpack_measured<T>(x[p], v, a.measured - index * kValues);
-      sum.add(squares<T>(v));
+        unpack_measured<T>(x[p], v, a.measured - index * kValues);
+        sum.add(squares<T>(v));
       }
     }
     // Each thread reads back only what it has put away itself, from either place.
@@ -298,7 +299,8 @@ __global__ void __launch_bounds__(kLongRowsThreads, 1) long_rows_kernel(const __
     if (!is_ordinary(mean, a.statistic)) {
       factor = rescued<T>(sum, a, partial, [&](auto& result, float shift) {
         for (std::int64_t index = threadIdx.x; index < chunks; index += stride) {
-          result.take(shift, again[index], a.measured - index * kValues);
+          const uint4 raw = again[index];
+          result.take(shift, raw, a.measured - index * kValues);
         }
       });
     }

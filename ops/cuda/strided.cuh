@@ -107,7 +107,7 @@ __device__ inline float weight_of(const Weights& w, std::int64_t start, std::int
 
 // kKept: so many loads of a thread are kept in registers, and cover the whole run; 0: the values are read twice.
 template <typename T, int kValues, int kKept>
-__global__ void __launch_bounds__(kStridedThreads, 1) strided_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kStridedThreads, 2) strided_kernel(const __grid_constant__ Args a) {
   const int units_per_block = kStridedThreads / (a.columns * a.slices);
   const std::int64_t units = a.outer * a.tiles;
   const bool twice = sizeof(T) == 2 && a.round_type != RMS_NORM_FLOAT32;
@@ -225,9 +225,12 @@ __global__ void __launch_bounds__(kStridedThreads, 1) strided_kernel(const __gri
       x.store(a.y, start + i * a.inner);
     };
     if constexpr (kKept > 0) {
+      int slice = at.slice;
+      forget(slice);
 #pragma unroll
       for (int p = 0; p < kKept; ++p) {
-        const std::int64_t i = at.slice + p * slices;
+        const std::int64_t i = slice + p * slices;
+        keep_packed(kept[p].raw);
         if (i < size) finish(i, kept[p], scales[p]);
       }
     } else {

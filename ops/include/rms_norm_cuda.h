@@ -13,7 +13,7 @@ extern "C" {
 
 /* What a call can return beside the codes of rms_norm.h. */
 enum {
-  RMS_NORM_NO_CUDA = 100,   /* this library was built without CUDA */
+  RMS_NORM_NO_CUDA = 100,    /* this library was built without CUDA */
   RMS_NORM_CUDA_ERROR = 1000 /* plus a cudaError_t: what the CUDA runtime said to the launch */
 };
 
@@ -27,7 +27,7 @@ RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void*
 /* The sentence that belongs to a code of either header; never NULL, never to be freed. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);
 
-/* The architectures that this library has kernels for, as in "80-real;90-real;100"; "" where it was built without. */
+/* The architectures that this library has kernels for, as in "80-real 90-real 100"; "" where it was built without. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_architectures(void);
 
 #ifdef __cplusplus

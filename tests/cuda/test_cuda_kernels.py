@@ -127,7 +127,9 @@ def test_what_does_not_fit_chunks_is_done_one_by_one(kernels, x_type):
         call.stash_type = F64 if x_type == F64 else F32
         C.agrees(call, *call.run(kernels))
         name = NAMES[x_type]
-        assert kernels.kernel == (f"float64_strided_kernel<{name}>" if x_type == F64 else f"strided_kernel<{name}, 1, 0>")
+        assert kernels.kernel == (
+            f"float64_strided_kernel<{name}>" if x_type == F64 else f"strided_kernel<{name}, 1, 0>"
+        )
 
 
 def special_rows(rng, rows, size, x_type):
@@ -168,7 +170,14 @@ def test_odd_rows_do_not_disturb_their_neighbours(kernels, x_type, size):
     rng = np.random.default_rng(7)
     kernels.device(shared_bytes=65536)  # so that the longest rows are read twice
     rows = 24 if size <= 512 else 8
-    for epsilon, outside, floor in [(0.0, 0, 0), (1e-6, 0, 0), (1e-30, 0, 0), (0.0, 1e-6, 0), (0.0, 0, 1e-6), (0, 0, 1e30)]:
+    for epsilon, outside, floor in [
+        (0.0, 0, 0),
+        (1e-6, 0, 0),
+        (1e-30, 0, 0),
+        (0.0, 1e-6, 0),
+        (0.0, 0, 1e-6),
+        (0, 0, 1e30),
+    ]:
         x = special_rows(rng, rows, size, x_type)
         call = C.Call(x, np.float32(1), x_type, F32, F32, epsilon=epsilon, epsilon_outside=outside, rms_floor=floor)
         same_as_reference(call, call.run(kernels)[0])
@@ -202,8 +211,8 @@ def test_large_float16_values_are_not_lost(kernels, size):
     same_as_reference(call, call.run(kernels)[0])
 
 
-# Units of one outer position and one tile to a block of 256 threads: 256 rows of one chunk; 8 of 32 slices; 8 of 2 slices
-# of 16 chunks side by side. More than 2^31 chunks, elements, elements.
+# More than 2^31 chunks, elements, elements. Rows, or tiles, to a block of 256 threads: 256 of one chunk; 8 of 32 slices; 8
+# of 2 slices of 16 chunks side by side.
 @pytest.mark.parametrize(
     ("x_type", "shape", "units_per_block"),
     [(F16, (2**31 + 2**10, 8), 256), (F16, (2**26, 65), 8), (F32, (2**21 + 2**10, 16, 64), 8)],

@@ -1,4 +1,5 @@
-// bfloat16 as the device converts it: to nearest, ties to even; every NaN becomes the one with all bits below the sign set.
+// bfloat16 as the device converts it: to nearest, ties to even; every NaN becomes the one with all bits below the sign
+// set.
 #ifndef RMSNORM_DEPLOY_TESTS_CUDA_BF16_H_
 #define RMSNORM_DEPLOY_TESTS_CUDA_BF16_H_
 
@@ -26,6 +27,8 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
 }
 
 inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {__bfloat162float(pair.x), __bfloat162float(pair.y)}; }
-inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
 
 #endif  // RMSNORM_DEPLOY_TESTS_CUDA_BF16_H_

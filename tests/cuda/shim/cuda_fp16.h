@@ -1,4 +1,5 @@
-// float16 as the device converts it: to nearest, ties to even; every NaN becomes the one with all bits below the sign set.
+// float16 as the device converts it: to nearest, ties to even; every NaN becomes the one with all bits below the sign
+// set.
 #ifndef RMSNORM_DEPLOY_TESTS_CUDA_FP16_H_
 #define RMSNORM_DEPLOY_TESTS_CUDA_FP16_H_
 

@@ -63,7 +63,9 @@ T __ldg(const T* p) {
   return *p;
 }
 inline float rsqrtf(float x) { return emulator::estimate(1.0 / std::sqrt(static_cast<double>(x))); }
-inline float __fdividef(float x, float y) { return emulator::estimate(static_cast<double>(x) / static_cast<double>(y)); }
+inline float __fdividef(float x, float y) {
+  return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
+}
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
 enum { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };

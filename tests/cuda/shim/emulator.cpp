@@ -1,6 +1,7 @@
-// Runs kernels on the host: every thread of a block is a fiber, which goes on until it waits for others, at a barrier or
-// in an exchange between lanes. Which of those that can go on does so next is drawn at random, so that a result that
-// depends on the order shows; and one warp at a time is held back as far as barriers let it. Blocks run one after the other, in random order too.
+// Runs kernels on the host: every thread of a block is a fiber, which goes on until it waits for others, at a barrier
+// or in an exchange between lanes. Which of those that can go on does so next is drawn at random, so that a result that
+// depends on the order shows; and one warp at a time is held back as far as barriers let it. Blocks run one after the
+// other, in random order too.
 //
 // A run stops with a message at: a barrier or exchange that not all come to; an access outside the memory of
 // emulator_allocate(), or at an address that is not a multiple of its size; a write behind the shared memory asked for;
