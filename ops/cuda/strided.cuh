@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kStridedThreads, 2) strided_kernel(const __gri
 
 // Arithmetic in float64.
 template <typename T>
-__global__ void __launch_bounds__(kStridedThreads) float64_strided_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kStridedThreads, 2) float64_strided_kernel(const __grid_constant__ Args a) {
   const int units_per_block = kStridedThreads / (a.columns * a.slices);
   const std::int64_t units = a.outer * a.tiles;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * units_per_block; first < units;
