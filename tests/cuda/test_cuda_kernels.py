@@ -211,8 +211,8 @@ def test_large_float16_values_are_not_lost(kernels, size):
     same_as_reference(call, call.run(kernels)[0])
 
 
-# More than 2^31 chunks, elements, elements. A block of 256 threads has so many rows, or tiles: 256 of one chunk; 8 of 32
-# slices; 8 of 2 slices of 16 chunks side by side.
+# More than 2^31 chunks, elements, elements. A block of 256 threads has so many rows, or tiles: 256 of one chunk; 8 of
+# 32 slices; 8 of 2 slices of 16 chunks side by side.
 @pytest.mark.parametrize(
     ("x_type", "shape", "units_per_block"),
     [(F16, (2**31 + 2**10, 8), 256), (F16, (2**26, 65), 8), (F32, (2**21 + 2**10, 16, 64), 8)],
