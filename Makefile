@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 # Oldest supported and a middle onnxruntime; the newest is the one in .venv. The kernels and fused files are run on all three.
 OLD_ONNXRUNTIMES := 1.20.1 1.24.4
 
+# Sources that clang-format keeps.
+NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
+
 .PHONY: demo test lint format unit venv clean gpu-check
 
 demo: $(VENV)/ready-demo
@@ -37,12 +40,12 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'tests/cuda/*.cpp' 'tests/cuda/*.h')
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'tests/cuda/*.cpp' 'tests/cuda/*.h')
+	$(BIN)/clang-format -i $(NATIVE)
 
 unit: venv
 	$(BIN)/pytest

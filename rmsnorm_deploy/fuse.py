@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import onnx
@@ -25,7 +25,7 @@ from rmsnorm_deploy.recognise.inference import without_weights
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.scopes import Scope, scopes, subgraphs
 from rmsnorm_deploy.report import FusedNorm, FusionReport
-from rmsnorm_deploy.splice import spliced
+from rmsnorm_deploy.splice import splice
 
 
 @overload
@@ -114,16 +114,25 @@ def _fuse(
         raise UsageError(
             f"cannot fuse a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
+    declared: list[onnx.ValueInfoProto] = []
+    if path is not None and form is not Form.ONNX:
+        # onnx_ir would make objects of all types and shapes in the file, of which few are asked for; the version
+        # converter, which the form onnx may need, wants them
+        declared = list(original.graph.value_info)
+        del original.graph.value_info[:]
     graph = to_ir(original, path)
-    fuser, report = _fused_copy(graph, form, dry_run, original)
-    if dry_run or not report.fused:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(original)
-        return copy, report
-    if fuser.model is not graph:
+    fuser, report = _fused_copy(graph, form, dry_run, original, declared)
+    if report.fused and fuser.model is not graph and not dry_run:
         return ir.to_proto(fuser.model), report  # another opset: onnx's converter has rewritten every node
-    before = next(scope.nodes for scope in fuser.scopes if scope.graph is graph.graph)
-    return spliced(original, graph, before, fuser.touched, fuser.touched_functions), report
+    result = original
+    result.graph.value_info.extend(declared)
+    if path is None:  # the caller's own
+        result = onnx.ModelProto()
+        result.CopyFrom(original)
+    if report.fused and not dry_run:
+        before = next(scope.nodes for scope in fuser.scopes if scope.graph is graph.graph)
+        splice(result, graph, before, fuser.touched, fuser.touched_functions, fuser.bodies)
+    return result, report
 
 
 @contextlib.contextmanager
@@ -139,13 +148,17 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _fused_copy(
-    model: ir.Model, form: Form, dry_run: bool, proto: onnx.ModelProto | None = None
+    model: ir.Model,
+    form: Form,
+    dry_run: bool,
+    proto: onnx.ModelProto | None = None,
+    declared: Sequence[onnx.ValueInfoProto] = (),
 ) -> tuple[_Fuser, FusionReport]:
     """``model`` fused in place, or a copy of a newer opset fused where the form needs one.
 
-    ``proto`` is the same model as a proto, where there is one.
+    ``proto`` is the same model as a proto, where there is one, and ``declared`` the value_info that both lack.
     """
-    fuser = _Fuser(model, form, proto)
+    fuser = _Fuser(model, form, proto, declared)
     if form is not Form.ONNX or fuser.opset >= ONNX_OPSET or not recognise(model, proto)[0]:
         return fuser, fuser.run(dry_run)
     try:
@@ -187,9 +200,16 @@ def count_ops(graphs: Iterable[Scope]) -> dict[str, int]:
 class _Fuser:
     """Plans and applies on one model, in place."""
 
-    def __init__(self, model: ir.Model, form: Form, proto: onnx.ModelProto | None = None) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        form: Form,
+        proto: onnx.ModelProto | None = None,
+        declared: Sequence[onnx.ValueInfoProto] = (),
+    ) -> None:
         self.model = model
         self.proto = proto
+        self.declared = declared
         self.form = form
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.names: set[str] | None = None
@@ -200,6 +220,7 @@ class _Fuser:
         self.roots = _roots(self.scopes)
         self.touched: set[ir.Node] = set()
         self.touched_functions: set[ir.Function] = set()
+        self.bodies: list[onnx.FunctionProto] = []
         self.root: ir.Graph | ir.Function = model.graph
         self.warnings: list[str] = []
         self.cannot_raise = ""
@@ -207,14 +228,14 @@ class _Fuser:
     def run(self, dry_run: bool) -> FusionReport:
         before = count_ops(self.scopes)
         already = sum(n for name, n in before.items() if name.startswith(f"{DOMAIN}::"))
-        matches, misses = recognise(self.model, self.proto, self.scopes)
+        matches, misses = recognise(self.model, self.proto, self.scopes, self.declared)
         matches, refused = self._expressible(matches)
         fused = [self._describe(m) for m in matches] if dry_run else self._apply(matches)
         return FusionReport(
             fused=tuple(fused),
             missed=tuple(misses + refused),
             ops_before=before,
-            ops_after=before if dry_run else count_ops(scopes(self.model)),
+            ops_after=before if dry_run else self._count_again(),
             warnings=tuple(self.warnings),
             opset=self.opset,
             form=self.form.value,
@@ -280,6 +301,11 @@ class _Fuser:
         if (self.opset, wanted) != (11, 12) or self.model.functions:
             return False
         return not any(n.op_type == "Dropout" and n.attributes for g in self.scopes for n in g.nodes)
+
+    def _count_again(self) -> dict[str, int]:
+        """Operators after the change, which removes nodes and adds some, and leaves the graphs that there are."""
+        there = (s for s in self.scopes if s.holder is None or s.holder.graph is not None)
+        return count_ops(dataclasses.replace(scope, nodes=tuple(scope.graph)) for scope in there)
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
@@ -401,9 +427,12 @@ class _Fuser:
         for function in self.model.functions.values():
             if function.domain != DOMAIN and any(n.domain == DOMAIN for n in function.all_nodes()):
                 function.opset_imports[DOMAIN] = op.VERSION
-        for operator in sorted(ops, key=lambda o: o.value):
-            body = ir.serde.deserialize_function(op.function_body(operator, self.opset))
-            self.model.functions.setdefault(body.identifier(), body)
+        bodies = [op.function_body(operator, self.opset) for operator in sorted(ops, key=lambda o: o.value)]
+        self.bodies = [b for b in bodies if (b.domain, b.name, b.overload) not in self.model.functions]
+        if self.proto is None:
+            for body in self.bodies:
+                function = ir.serde.deserialize_function(body)
+                self.model.functions[function.identifier()] = function
 
     # -- names and constants ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 
@@ -16,6 +16,11 @@ StrPath = str | os.PathLike[str]
 _HUGGING_FACE = (
     "A Hugging Face cache keeps links into ../../blobs: copy the model out with "
     "'cp -rL <snapshot folder> <new folder>', or download it with 'hf download --local-dir'."
+)
+
+
+_WITHOUT_TENSORS = frozenset(
+    AttributeProto.AttributeType.Value(name) for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS")
 )
 
 
@@ -32,6 +37,8 @@ def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
     def of_node(node: NodeProto) -> Iterator[TensorProto]:
         for attribute in node.attribute:
+            if attribute.type in _WITHOUT_TENSORS:
+                continue
             yield attribute.t
             yield from attribute.tensors
             for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):

@@ -1,4 +1,4 @@
-"""The fused model as the original proto with the changed parts exchanged: what did not change is not even rewritten."""
+"""The changed parts of a model put into its proto: what did not change is not even rewritten."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ import onnx
 import onnx_ir as ir
 
 
-def spliced(
-    original: onnx.ModelProto,
+def splice(
+    proto: onnx.ModelProto,
     model: ir.Model,
     before: Sequence[ir.Node],
     rewritten: set[ir.Node],
     functions: Iterable[ir.Function],
-) -> onnx.ModelProto:
-    """``original`` with the nodes, initializers, functions and versions of ``model``.
+    bodies: Iterable[onnx.FunctionProto],
+) -> None:
+    """Give ``proto`` the nodes, initializers, functions and versions of ``model``, in place.
 
-    Nodes are taken over from the original byte for byte, so that fields which onnx_ir has no place for survive.
+    Nodes that are still there stay byte for byte, so that fields which onnx_ir has no place for survive.
 
     Args:
-        original: the proto that ``model`` was made from; it is not changed.
+        proto: the proto that ``model`` was made from.
         model: the same model, changed.
         before: the nodes of the main graph before the change, in order.
         rewritten: nodes of the main graph that carry a changed subgraph.
-        functions: local functions that were changed; new ones are found by themselves.
+        functions: local functions that were changed.
+        bodies: local functions to add.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(original)
-    known = dict(zip(before, original.graph.node, strict=True))
+    known = dict(zip(before, proto.graph.node, strict=True))
+    outputs_before = {o for n in proto.graph.node for o in n.output}
     nodes = []
     for node in model.graph:
-        proto = known.get(node)
-        if proto is None or node in rewritten:
+        old = known.get(node)
+        if old is None or node in rewritten:
             new = ir.serde.serialize_node(node)
-            if proto is not None:
-                _carry_over(proto, new)
-            proto = new
-        nodes.append(proto)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    _initializers(result.graph, model.graph)
-    kept = {o.name for n in model.graph for o in n.outputs}
-    _value_info(result.graph, {o for n in original.graph.node for o in n.output} - kept)
-    _functions(original, result, model, {f.identifier() for f in functions})
-    result.ir_version = model.ir_version
-    versions = {o.domain: o for o in result.opset_import}
+            if old is not None:
+                _carry_over(old, new)
+            nodes.append(new)
+        else:
+            nodes.append(old)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    _initializers(proto.graph, model.graph)
+    _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs))
+    _functions(proto, model, {f.identifier() for f in functions})
+    proto.functions.extend(bodies)
+    proto.ir_version = model.ir_version
+    versions = {o.domain: o for o in proto.opset_import}
     for domain, version in model.opset_imports.items():
         if domain not in versions:
-            result.opset_import.add(domain=domain, version=version)
+            proto.opset_import.add(domain=domain, version=version)
         elif versions[domain].version != version:
             versions[domain].version = version
-    return result
 
 
 def _carry_over(old: onnx.NodeProto, new: onnx.NodeProto) -> None:
@@ -90,11 +91,13 @@ def _value_info(proto: onnx.GraphProto, gone: set[str]) -> None:
             del proto.value_info[i]
 
 
-def _functions(
-    original: onnx.ModelProto, result: onnx.ModelProto, model: ir.Model, changed: set[tuple[str, str, str]]
-) -> None:
-    protos = {(f.domain, f.name, f.overload): f for f in original.functions}
-    del result.functions[:]
-    for identifier, function in model.functions.items():
-        proto = None if identifier in changed else protos.get(identifier)
-        result.functions.append(ir.serde.serialize_function(function) if proto is None else proto)
+def _functions(proto: onnx.ModelProto, model: ir.Model, changed: set[tuple[str, str, str]]) -> None:
+    if not changed:
+        return
+    old = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    functions = [
+        ir.serde.serialize_function(function) if identifier in changed else old[identifier]
+        for identifier, function in model.functions.items()
+    ]
+    del proto.functions[:]
+    proto.functions.extend(functions)

@@ -42,6 +42,9 @@ const Choice kChoices[] = {
     {&kAvx512Kernels, has_avx512},
     {&kAvx2Kernels, has_avx2},
 #endif
+#if defined(RMSNORM_DEPLOY_ARM64)
+    {&kNeonKernels, anywhere},
+#endif
     {&kPortableKernels, anywhere},
 };
 

@@ -8,13 +8,28 @@ constexpr std::int64_t kChain = 64;
 constexpr int kAccumulators = 8;
 constexpr std::int64_t kStride = kAccumulators * kLanes;
 
-// 16-bit rows up to this length are widened once, into 32 KB on the stack, not once for each of the two passes.
-constexpr std::int64_t kScratch = 8192;
+// Rows up to this length can be widened to float on the way through the first pass, so that the second converts
+// nothing. The copy and the scale share the first-level cache with the row. Longer rows are converted again instead.
+constexpr std::int64_t kScratch = 4096;
+
+// Whether it costs about one instruction to widen values of T.
+template <typename T>
+constexpr bool kCheapLoads = false;
+template <>
+constexpr bool kCheapLoads<float> = true;
+#if defined(HAS_HALF_CONVERSION)
+template <>
+constexpr bool kCheapLoads<Half> = true;
+#endif
 
 // Most rows, and most values, that are in one step together; the values have to stay in the first-level cache.
-constexpr int kBatch = 4;
+constexpr int kBatch = 16;
 constexpr std::int64_t kBatchValues = 4096;
 static_assert(kBatchValues <= kScratch, "a batch is widened into the scratch");
+
+// Statistics of this many rows are side by side in one vector of double precision.
+constexpr int kSide = kLanes / 2;
+static_assert(kBatch % kSide == 0, "a batch is made of whole vectors");
 
 #if !defined(HAS_MASKS)
 // The first `count` lanes, fewer than all; the others are read as zeros and left unwritten.
@@ -33,14 +48,33 @@ INLINE void store_first(T* p, Vector v, std::int64_t count) {
 }
 #endif
 
+// As GCC and Clang define vectors for every target.
+using Doubles = double __attribute__((vector_size(sizeof(double) * kSide)));
+using Floats = float __attribute__((vector_size(sizeof(float) * kSide)));
+using Integers = std::int32_t __attribute__((vector_size(sizeof(std::int32_t) * kSide)));
+
+#if !defined(HAS_TOTALS)
+// The sum of each of kSide accumulators.
+INLINE void wide_totals(const Wide* from, double* to) {
+  for (int i = 0; i < kSide; ++i) to[i] = wide_sum(from[i]);
+}
+
+// The square roots of kSide values, in place.
+INLINE void square_roots(double* values) {
+  for (int i = 0; i < kSide; ++i) values[i] = __builtin_sqrt(values[i]);
+}
+#endif
+
 INLINE double root_mean_square(double total, double per_count, const Statistic& s) {
   const double mean = total * per_count;
   const double rms = __builtin_sqrt(mean + s.epsilon) + s.epsilon_outside;
   return rms < s.rms_floor ? s.rms_floor : rms;  // false for a NaN, which therefore stays
 }
 
-// Whether x * (1 / rms) means the same as x / rms: not where the reciprocal is subnormal or overflows.
-INLINE bool has_reciprocal(double rms) { return !(rms < 1e-37 || (rms > 1e37 && !__builtin_isinf(rms))); }
+// Between these x * (1 / rms) means the same as x / rms; outside them the reciprocal is subnormal or overflows.
+constexpr double kLeastRms = 1e-37;
+constexpr double kMostRms = 1e37;
+INLINE bool has_reciprocal(double rms) { return !(rms < kLeastRms || rms > kMostRms); }
 
 // What a value is multiplied by, or divided by. A reciprocal rounded to float would be off by as much as a division is;
 // its remainder `low` makes the product as good as the division, at the price of one multiply-add.
@@ -49,8 +83,7 @@ struct Factor {
   float low;
 };
 
-INLINE Factor reciprocal_of(double rms) {
-  const double exact = 1.0 / rms;
+INLINE Factor split(double exact) {
   float high = static_cast<float>(exact);
   // Rounded towards zero, and with a remainder above zero, so that infinity times either has the sign it should have.
   if (static_cast<double>(high) > exact) high *= 0x1.fffffep-1f;
@@ -58,6 +91,8 @@ INLINE Factor reciprocal_of(double rms) {
   const float least = high * 0x1p-30f;
   return {high, low < least ? least : low};
 }
+
+INLINE Factor reciprocal_of(double rms) { return split(1.0 / rms); }
 
 // The value after the scale, and the bias if there is one, in the rounding order asked for.
 template <typename T, int kMode, int kRounding, bool kDivide>
@@ -80,13 +115,23 @@ INLINE Vector finished(Vector x, Vector high, Vector low, Vector scale, Vector b
   return v;  // the store rounds to T
 }
 
+// A store, past the caches where kFar: the line is neither read from memory first nor does it displace another.
+template <bool kFar, typename T>
+INLINE void put(T* p, Vector v) {
+  if constexpr (kFar) {
+    stream(p, v);
+  } else {
+    store(p, v);
+  }
+}
+
 // One step of the first pass: the value that is normalised, written to `sum` on the way.
-template <typename T, int kMode>
+template <typename T, int kMode, bool kFar>
 INLINE Vector entered(const T* x, const T* residual, T* sum) {
   Vector v = load(x);
   if constexpr (kMode == kResidual || kMode == kResidualBias) {
     v = rounded(add(v, load(residual)), x);
-    store(sum, v);
+    put<kFar>(sum, v);
   }
   return v;
 }
@@ -101,15 +146,41 @@ INLINE Vector entered_first(const T* x, const T* residual, T* sum, std::int64_t 
   return v;
 }
 
+// The sum of kCount vectors. Recursion, not loops, keeps them in registers.
+template <int kCount>
+INLINE Vector tree(const Vector* values) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    return add(tree<kCount / 2>(values), tree<kCount / 2>(values + kCount / 2));
+  }
+}
+
+// The sum of kCount * kLanes squares.
+template <typename T, int kMode, bool kWiden, bool kFar, int kCount>
+INLINE Vector squares(const T* x, const T* residual, T* sum, float* wide) {
+  Vector sums[kCount];
+#pragma GCC unroll 8
+  for (int k = 0; k < kCount; ++k) {
+    const std::int64_t at = k * kLanes;
+    const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at);
+    if constexpr (kWiden) store(wide + at, v);
+    sums[k] = multiply(v, v);
+  }
+  return tree<kCount>(sums);
+}
+
 // Sum of squares of the entries [0, measured) of a row, and the sum with the residual and the widened copy of [0,
-// size). kWiden: every value also goes to `wide`. kOffset of residual and sum is that of x.
-template <typename T, int kMode, bool kWiden>
-INLINE double first_pass(const T* x, const T* residual, T* sum, float* wide, std::int64_t size, std::int64_t measured) {
+// size). kWiden: every value also goes to `wide`. kFar: `sum` is written past the caches.
+template <typename T, int kMode, bool kWiden, bool kFar>
+INLINE Wide first_pass(const T* x, const T* residual, T* sum, float* wide, std::int64_t size, std::int64_t measured) {
   constexpr bool kWhole = kWiden || kMode == kResidual || kMode == kResidualBias;
-  double total = 0;
+  constexpr int kHalf = kAccumulators / 2;
+  Wide total = wide_zero();
   std::int64_t i = 0;
-  while (i + kStride <= measured) {
+  while (i + 2 * kStride <= measured) {
     Vector sums[kAccumulators];
+#pragma GCC unroll 8
     for (int k = 0; k < kAccumulators; ++k) sums[k] = set1(0);
     std::int64_t end = measured - measured % kStride;
     if (end > i + kChain * kStride) end = i + kChain * kStride;
@@ -117,33 +188,34 @@ INLINE double first_pass(const T* x, const T* residual, T* sum, float* wide, std
 #pragma GCC unroll 8
       for (int k = 0; k < kAccumulators; ++k) {
         const std::int64_t at = i + k * kLanes;
-        const Vector v = entered<T, kMode>(x + at, residual + at, sum + at);
+        const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at);
         if constexpr (kWiden) store(wide + at, v);
         sums[k] = square_add(v, sums[k]);
       }
     }
-#pragma GCC unroll 3
-    for (int width = kAccumulators / 2; width > 0; width /= 2) {
-      for (int k = 0; k < width; ++k) sums[k] = add(sums[k], sums[k + width]);
-    }
-    total += wide_sum(wide_add(sums[0], wide_zero()));
+    total = wide_add(tree<kAccumulators>(sums), total);
+  }
+  if (i + kStride <= measured) {
+    const Vector all = squares<T, kMode, kWiden, kFar, kAccumulators>(x + i, residual + i, sum + i, wide + i);
+    total = wide_add(all, total);
+    i += kStride;
+  }
+  if (i + kHalf * kLanes <= measured) {
+    const Vector all = squares<T, kMode, kWiden, kFar, kHalf>(x + i, residual + i, sum + i, wide + i);
+    total = wide_add(all, total);
+    i += kHalf * kLanes;
+  }
+  for (; i + kLanes <= measured; i += kLanes) {
+    const Vector v = entered<T, kMode, kFar>(x + i, residual + i, sum + i);
+    if constexpr (kWiden) store(wide + i, v);
+    total = wide_square_add(v, total);
   }
   if (i < measured) {
-    // With few values to a lane, float roundings would not average out.
-    Wide rest = wide_zero();
-    for (; i + kLanes <= measured; i += kLanes) {
-      const Vector v = entered<T, kMode>(x + i, residual + i, sum + i);
-      if constexpr (kWiden) store(wide + i, v);
-      rest = wide_square_add(v, rest);
-    }
-    if (i < measured) {
-      const std::int64_t count = measured - i;
-      const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, count);
-      if constexpr (kWiden) store_first(wide + i, v, count);
-      rest = wide_square_add(v, rest);
-      i = measured;
-    }
-    total += wide_sum(rest);
+    const std::int64_t count = measured - i;
+    const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, count);
+    if constexpr (kWiden) store_first(wide + i, v, count);
+    total = wide_square_add(v, total);
+    i = measured;
   }
   if constexpr (kWhole) {
     // What the mean leaves out is still added and widened.
@@ -156,11 +228,14 @@ INLINE double first_pass(const T* x, const T* residual, T* sum, float* wide, std
   return total;
 }
 
-// y of one row. S is T, or float where the row was widened.
-template <typename T, typename S, int kMode, int kRounding, bool kDivide>
-INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, Factor factor, std::int64_t size) {
+// y of one row. S is T, or float where the row was widened. kFar: y is written past the caches, and the row at `next`
+// is fetched meanwhile.
+template <typename T, typename S, int kMode, int kRounding, bool kDivide, bool kFar>
+INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, Factor factor, std::int64_t size,
+                        const T* next) {
   constexpr bool kHasBias = kMode == kBias || kMode == kResidualBias;
   constexpr int kUnroll = 4;
+  constexpr int kLine = 64 / sizeof(T);
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
   std::int64_t i = 0;
@@ -168,13 +243,16 @@ INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias,
 #pragma GCC unroll 4
     for (int k = 0; k < kUnroll; ++k) {
       const std::int64_t at = i + k * kLanes;
+      if constexpr (kFar) {
+        if (k * kLanes % kLine == 0) __builtin_prefetch(next + at);
+      }
       const Vector b = kHasBias ? load(bias + at) : set1(0);
-      store(y + at, finished<T, kMode, kRounding, kDivide>(load(x + at), high, low, load(scale + at), b));
+      put<kFar>(y + at, finished<T, kMode, kRounding, kDivide>(load(x + at), high, low, load(scale + at), b));
     }
   }
   for (; i + kLanes <= size; i += kLanes) {
     const Vector b = kHasBias ? load(bias + i) : set1(0);
-    store(y + i, finished<T, kMode, kRounding, kDivide>(load(x + i), high, low, load(scale + i), b));
+    put<kFar>(y + i, finished<T, kMode, kRounding, kDivide>(load(x + i), high, low, load(scale + i), b));
   }
   if (i < size) {
     const std::int64_t count = size - i;
@@ -184,47 +262,114 @@ INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias,
   }
 }
 
-template <typename T, typename S, int kMode, int kRounding>
-INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, double rms, std::int64_t size) {
-  if (__builtin_expect(has_reciprocal(rms), 1)) {
-    second_pass<T, S, kMode, kRounding, false>(x, y, scale, bias, reciprocal_of(rms), size);
+// What the rows of a batch are multiplied by or, where `divides`, divided by.
+struct Factors {
+  float high[kBatch];
+  float low[kBatch];
+  bool divides[kBatch];
+};
+
+INLINE void set_factor(Factors& factors, int row, double rms) {
+  factors.divides[row] = !has_reciprocal(rms);
+  const Factor factor = factors.divides[row] ? Factor{static_cast<float>(rms), 0.0f} : reciprocal_of(rms);
+  factors.high[row] = factor.high;
+  factors.low[row] = factor.low;
+}
+
+// root_mean_square and reciprocal_of for kSide rows at once, bit for bit: square root and division take as long for a
+// vector as for one value.
+INLINE void set_factors(Factors& factors, int row, double* totals, double per_count, const Statistic& s) {
+  Doubles rms;
+  __builtin_memcpy(&rms, totals, sizeof rms);
+  rms = rms * per_count + s.epsilon;
+  __builtin_memcpy(totals, &rms, sizeof rms);
+  square_roots(totals);
+  __builtin_memcpy(&rms, totals, sizeof rms);
+  rms = rms + s.epsilon_outside;
+  rms = rms < s.rms_floor ? rms - rms + s.rms_floor : rms;
+  const auto beyond = (rms < kLeastRms) | (rms > kMostRms);
+  std::int64_t any = 0;
+  for (int i = 0; i < kSide; ++i) any |= beyond[i];
+  if (__builtin_expect(any != 0, 0)) {
+    for (int i = 0; i < kSide; ++i) set_factor(factors, row + i, rms[i]);
+    return;
+  }
+  const Doubles exact = 1.0 / rms;
+  Floats high = __builtin_convertvector(exact, Floats);
+  const Floats below = high * 0x1.fffffep-1f;
+  high = __builtin_convertvector(__builtin_convertvector(high, Doubles) > exact, Integers) ? below : high;
+  Floats low = __builtin_convertvector(exact - __builtin_convertvector(high, Doubles), Floats);
+  const Floats least = high * 0x1p-30f;
+  low = low < least ? least : low;
+  __builtin_memcpy(factors.high + row, &high, sizeof high);
+  __builtin_memcpy(factors.low + row, &low, sizeof low);
+  __builtin_memset(factors.divides + row, 0, kSide);
+}
+
+template <typename T, typename S, int kMode, int kRounding, bool kFar>
+INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, const Factors& factors, int row,
+                        std::int64_t size, const T* next) {
+  const Factor factor = {factors.high[row], factors.low[row]};
+  if (__builtin_expect(!factors.divides[row], 1)) {
+    second_pass<T, S, kMode, kRounding, false, kFar>(x, y, scale, bias, factor, size, next);
   } else {
-    second_pass<T, S, kMode, kRounding, true>(x, y, scale, bias, {static_cast<float>(rms), 0.0f}, size);
+    second_pass<T, S, kMode, kRounding, true, false>(x, y, scale, bias, factor, size, next);
   }
 }
 
-template <typename T, int kMode, int kRounding>
-static void rows_kernel(const RowsArgs& a) {
+// kFar: for tensors that no cache holds. They are one row at a time, in whole lines.
+template <typename T, int kMode, int kRounding, bool kFar>
+INLINE void rows(const RowsArgs& a) {
   constexpr bool kAdds = kMode == kResidual || kMode == kResidualBias;
-  constexpr bool kNarrow = sizeof(T) == 2;
+  // Measured: to convert float16 again costs less than to store and load floats. A sum that went past the caches is
+  // not there to be read.
+  constexpr bool kWidens = sizeof(T) == 2 ? kAdds || !kCheapLoads<T> : kFar && kAdds;
   const T* x = static_cast<const T*>(a.x);
   const T* residual = kAdds ? static_cast<const T*>(a.residual) : x;
   T* y = static_cast<T*>(a.y);
   T* sum = kAdds ? static_cast<T*>(a.sum) : y;
-  const bool widens = kNarrow && a.size <= kScratch;
-  // A few short rows go through each step together: then the long latencies of square root and division overlap.
-  std::int64_t most = kBatchValues / (a.size < 1 ? 1 : a.size);
-  most = most < 1 ? 1 : (most > kBatch ? kBatch : most);
+  const bool widens = kWidens && a.size <= kScratch;
+  // Some short rows go through each step together.
+  std::int64_t most = kBatch;
+  if (kFar || a.size > kBatchValues / 2) {
+    most = 1;
+  } else if (a.size > kBatchValues / kBatch) {
+    most = kBatchValues / a.size;
+  }
   const double per_count = 1.0 / static_cast<double>(a.measured);
-  alignas(64) float wide[kNarrow ? kScratch : 1];
+  alignas(64) float wide[kWidens ? kScratch : 1];
   for (std::int64_t row = 0; row < a.rows;) {
     const std::int64_t batch = a.rows - row < most ? a.rows - row : most;
-    double rms[kBatch] = {};
+    Wide sums[kBatch];
     for (std::int64_t i = 0; i < batch; ++i) {
       const std::int64_t at = i * a.size;
       if (widens) {
-        rms[i] = first_pass<T, kMode, kNarrow>(x + at, residual + at, sum + at, wide + at, a.size, a.measured);
+        sums[i] = first_pass<T, kMode, kWidens, kFar>(x + at, residual + at, sum + at, wide + at, a.size, a.measured);
       } else {
-        rms[i] = first_pass<T, kMode, false>(x + at, residual + at, sum + at, nullptr, a.size, a.measured);
+        sums[i] = first_pass<T, kMode, false, false>(x + at, residual + at, sum + at, nullptr, a.size, a.measured);
       }
     }
-    for (int i = 0; i < kBatch; ++i) rms[i] = root_mean_square(rms[i], per_count, a.statistic);
+    Factors factors;
+    if (batch == 1) {
+      set_factor(factors, 0, root_mean_square(wide_sum(sums[0]), per_count, a.statistic));
+    } else {
+      const int groups = static_cast<int>((batch + kSide - 1) / kSide);
+      for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
+      for (int i = 0; i < groups; ++i) {
+        double totals[kSide];
+        wide_totals(sums + i * kSide, totals);
+        set_factors(factors, i * kSide, totals, per_count, a.statistic);
+      }
+    }
+    const T* next = x + (row + batch < a.rows ? batch * a.size : 0);
     for (std::int64_t i = 0; i < batch; ++i) {
       const std::int64_t at = i * a.size;
+      const int k = static_cast<int>(i);
       if (widens) {
-        second_pass<T, float, kMode, kRounding>(wide + at, y + at, a.scale, a.bias, rms[i], a.size);
+        second_pass<T, float, kMode, kRounding, kFar>(wide + at, y + at, a.scale, a.bias, factors, k, a.size, next);
       } else {
-        second_pass<T, T, kMode, kRounding>((kAdds ? sum : x) + at, y + at, a.scale, a.bias, rms[i], a.size);
+        const T* values = (kAdds ? sum : x) + at;
+        second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, k, a.size, next);
       }
     }
     row += batch;
@@ -233,6 +378,16 @@ static void rows_kernel(const RowsArgs& a) {
     y += batch * a.size;
     sum += batch * a.size;
   }
+  if constexpr (kFar) stream_end();
+}
+
+template <typename T, int kMode, int kRounding>
+static void rows_kernel(const RowsArgs& a) {
+  if (a.far) {
+    rows<T, kMode, kRounding, true>(a);
+  } else {
+    rows<T, kMode, kRounding, false>(a);
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -240,7 +395,8 @@ static void rows_kernel(const RowsArgs& a) {
 
 template <typename T, int kMode>
 INLINE Vector entered_count(const T* x, const T* residual, T* sum, std::int64_t count) {
-  return count == kLanes ? entered<T, kMode>(x, residual, sum) : entered_first<T, kMode>(x, residual, sum, count);
+  return count == kLanes ? entered<T, kMode, false>(x, residual, sum)
+                         : entered_first<T, kMode>(x, residual, sum, count);
 }
 
 template <typename T>

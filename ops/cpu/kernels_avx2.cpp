@@ -26,6 +26,7 @@ INLINE Vector set1(float value) { return _mm256_set1_ps(value); }
 
 INLINE __m128i load_shorts(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 INLINE void store_shorts(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+INLINE void stream_shorts(void* p, __m128i v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
 
 INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE Vector load(const Half* p) { return _mm256_cvtph_ps(load_shorts(p)); }
@@ -44,12 +45,25 @@ INLINE __m256i bfloat_in_upper_half(Vector v) {
   return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet), is_nan));
 }
 
-INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
-INLINE void store(Half* p, Vector v) { store_shorts(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-INLINE void store(Bfloat* p, Vector v) {
+INLINE __m128i narrow(Vector v, const Half*) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m128i narrow(Vector v, const Bfloat*) {
   const __m256i words = _mm256_srli_epi32(bfloat_in_upper_half(v), 16);
-  store_shorts(p, _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
+
+INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+template <typename T>
+INLINE void store(T* p, Vector v) {
+  store_shorts(p, narrow(v, p));
+}
+
+// Past the caches; aligned to what is stored.
+INLINE void stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  stream_shorts(p, narrow(v, p));
+}
+INLINE void stream_end() { _mm_sfence(); }
 
 INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Half*) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
@@ -78,16 +92,30 @@ INLINE Wide wide_add(Vector v, Wide total) {
 }
 // The square is rounded to float first, so that it overflows where float arithmetic does.
 INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+// The sums of four accumulators at once: added pairwise while they are transposed.
+#define HAS_TOTALS
+INLINE void wide_totals(const Wide* from, double* to) {
+  __m256d rows[4];
+  for (int k = 0; k < 4; ++k) rows[k] = _mm256_add_pd(from[k].lower, from[k].upper);
+  const __m256d a = _mm256_hadd_pd(rows[0], rows[1]);
+  const __m256d b = _mm256_hadd_pd(rows[2], rows[3]);
+  const __m256d halves = _mm256_permute2f128_pd(a, b, 0x20);
+  _mm256_storeu_pd(to, _mm256_add_pd(halves, _mm256_permute2f128_pd(a, b, 0x31)));
+}
+// The same additions in the same order, for one.
 INLINE double wide_sum(Wide w) {
   const __m256d four = _mm256_add_pd(w.lower, w.upper);
-  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  const __m256d two = _mm256_hadd_pd(four, four);
+  return _mm_cvtsd_f64(_mm_add_sd(_mm256_castpd256_pd128(two), _mm256_extractf128_pd(two, 1)));
 }
+INLINE void square_roots(double* values) { _mm256_storeu_pd(values, _mm256_sqrt_pd(_mm256_loadu_pd(values))); }
+
 INLINE void wide_store(double* p, Wide w) {
   _mm256_storeu_pd(p, w.lower);
   _mm256_storeu_pd(p + 4, w.upper);
 }
 
+#define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kAvx2Kernels
 #define KERNEL_NAME "avx2"
 #include "kernels.h"

@@ -53,6 +53,14 @@ INLINE void store(T* p, Vector v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(v, p));
 }
 
+// Past the caches; aligned to what is stored.
+INLINE void stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrow(v, p));
+}
+INLINE void stream_end() { _mm_sfence(); }
+
 // The first `count` lanes, fewer than all; the others are read as zeros and left unwritten.
 #define HAS_MASKS
 INLINE __mmask16 first(std::int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
@@ -96,12 +104,37 @@ INLINE Wide wide_add(Vector v, Wide total) {
 }
 // The square is rounded to float first, so that it overflows where float arithmetic does.
 INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
-INLINE double wide_sum(Wide w) { return _mm512_reduce_add_pd(_mm512_add_pd(w.lower, w.upper)); }
+
+// The sums of eight accumulators at once: added pairwise while they are transposed.
+#define HAS_TOTALS
+INLINE __m512d pairs(__m512d a, __m512d b) { return _mm512_add_pd(_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)); }
+INLINE __m512d quarters(__m512d a, __m512d b) {
+  return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xdd));
+}
+INLINE void wide_totals(const Wide* from, double* to) {
+  __m512d rows[8];
+  for (int i = 0; i < 8; ++i) rows[i] = _mm512_add_pd(from[i].lower, from[i].upper);
+  const __m512d four = quarters(pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
+  const __m512d last = quarters(pairs(rows[4], rows[5]), pairs(rows[6], rows[7]));
+  _mm512_storeu_pd(to, quarters(four, last));
+}
+
+// The same additions in the same order, for one.
+INLINE double wide_sum(Wide w) {
+  __m512d v = _mm512_add_pd(w.lower, w.upper);
+  v = _mm512_add_pd(v, _mm512_permute_pd(v, 0x55));
+  v = _mm512_add_pd(v, _mm512_shuffle_f64x2(v, v, 0xb1));
+  v = _mm512_add_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
+  return _mm512_cvtsd_f64(v);
+}
+INLINE void square_roots(double* values) { _mm512_storeu_pd(values, _mm512_sqrt_pd(_mm512_loadu_pd(values))); }
+
 INLINE void wide_store(double* p, Wide w) {
   _mm512_storeu_pd(p, w.lower);
   _mm512_storeu_pd(p + 8, w.upper);
 }
 
+#define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kAvx512Kernels
 #define KERNEL_NAME "avx512"
 #include "kernels.h"

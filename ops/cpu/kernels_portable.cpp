@@ -42,8 +42,7 @@ INLINE void store_words(void* p, Words w) {
 }
 
 INLINE Vector load(const Bfloat* p) { return float_of(load_words(p) << 16); }
-INLINE Vector load(const Half* p) {
-  const Words h = load_words(p);
+INLINE Vector widen_halves(Words h) {
   const Words exponent = h & 0x7c00u;
   const Words rebased = ((h & 0x7fffu) << 13) + (112u << 23);
   // A subnormal half is a multiple of 2^-24, which is the spacing of floats just above a half. This form does not rely
@@ -53,6 +52,7 @@ INLINE Vector load(const Half* p) {
   const Words magnitude = exponent == 0u ? small : (exponent == 0x7c00u ? special : rebased);
   return float_of(magnitude | ((h & 0x8000u) << 16));
 }
+INLINE Vector load(const Half* p) { return widen_halves(load_words(p)); }
 
 INLINE Words to_bfloat(Vector v) {
   const Words u = bits_of(v);
@@ -74,13 +74,16 @@ INLINE void store(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
 INLINE void store(Bfloat* p, Vector v) { store_words(p, to_bfloat(v)); }
 INLINE void store(Half* p, Vector v) { store_words(p, to_half(v)); }
 
+// There is no portable way past the caches.
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  store(p, v);
+}
+INLINE void stream_end() {}
+
 INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Bfloat*) { return float_of(to_bfloat(v) << 16); }
-INLINE Vector rounded(Vector v, const Half*) {
-  Half memory[kLanes];
-  store(memory, v);
-  return load(memory);
-}
+INLINE Vector rounded(Vector v, const Half*) { return widen_halves(to_half(v)); }
 
 INLINE Vector add(Vector a, Vector b) { return a + b; }
 INLINE Vector multiply(Vector a, Vector b) { return a * b; }

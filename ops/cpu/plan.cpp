@@ -5,6 +5,7 @@
 #include <limits>
 #include <new>
 
+#include "cache.h"
 #include "scalar.h"
 
 namespace rmsnorm_deploy {
@@ -274,12 +275,21 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   } else if (inner_ == 1) {
     units_ = outer_;
     unit_bytes_ = size_ * bytes;
+    const std::int64_t far = far_bytes() / 2;  // two tensors, or four
+    far_ = total * bytes >= (params.residual ? far / 2 : far) && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;
     units_ = outer_ * tiles_;
     unit_bytes_ = size_ * bytes * std::min(inner_, kColumnTile);
   }
   return RMS_NORM_OK;
+}
+
+// Whether an output can be written past the caches: every row is in lines of its own, which nothing has just read.
+bool Plan::whole_lines(const void* output) const noexcept {
+  constexpr std::uintptr_t kLine = 64;
+  return reinterpret_cast<std::uintptr_t>(output) % kLine == 0 && unit_bytes_ % kLine == 0 &&
+         (!output || (output != params_->x && output != params_->residual));
 }
 
 std::int64_t Plan::offset(const Weights& weights, std::int64_t outer) const noexcept {
@@ -304,7 +314,7 @@ void Plan::run(std::int64_t begin, std::int64_t end) const noexcept {
 void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
   const RowsKernel kernel = kernels_->rows[element_][mode_][rounding_];
   while (begin < end) {
-    const std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
+    const std::int64_t rows = std::min(end - begin, same_weights_ - (begin ? begin % same_weights_ : 0));
     const std::int64_t skip = begin * unit_bytes_;
     RowsArgs a = {};
     a.x = advance(params_->x, skip);
@@ -316,6 +326,7 @@ void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
     a.rows = rows;
     a.size = size_;
     a.measured = measured_;
+    a.far = far_;
     a.statistic = statistic_;
     kernel(a);
     begin += rows;

@@ -38,6 +38,7 @@ class Plan {
 
  private:
   bool layout(Weights& weights, const void* data, const std::int64_t* strides, bool already_rounded) const;
+  bool whole_lines(const void* output) const noexcept;
   std::int64_t offset(const Weights& weights, std::int64_t outer) const noexcept;
   void run_rows(std::int64_t begin, std::int64_t end) const noexcept;
   void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
@@ -54,6 +55,7 @@ class Plan {
   std::int64_t tiles_ = 1;         // units for each outer position where inner > 1
   std::int64_t units_ = 0;
   std::int64_t unit_bytes_ = 0;
+  bool far_ = false;  // outputs are written past the caches
   int element_ = 0;
   int mode_ = 0;
   int rounding_ = 0;

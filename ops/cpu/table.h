@@ -39,6 +39,7 @@ struct RowsArgs {
   std::int64_t rows;
   std::int64_t size;
   std::int64_t measured;  // how many leading entries of a row make up the mean; 1 to size
+  bool far;               // write past the caches: y and sum are in whole lines of 64 bytes, apart from x and residual
   Statistic statistic;
 };
 
@@ -78,6 +79,9 @@ extern const KernelTable kPortableKernels;
 #if defined(RMSNORM_DEPLOY_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+#endif
+#if defined(RMSNORM_DEPLOY_ARM64)
+extern const KernelTable kNeonKernels;
 #endif
 
 }  // namespace rmsnorm_deploy

@@ -104,10 +104,10 @@ RMS_NORM_EXPORT int rmsnorm_deploy_cpu_run(const rms_norm_params* params);
 RMS_NORM_EXPORT const char* rmsnorm_deploy_error_text(int code);
 
 /*
- * Name of the instruction set whose kernels run: "avx512" (F, BW, DQ and VL), "avx2" (with FMA and F16C) or "portable".
- * It is chosen once, at the first use: the best that this machine has, or what the environment variable
- * RMSNORM_DEPLOY_ISA names. NULL where that variable names one that is unknown or that this machine lacks; every run
- * then returns RMS_NORM_BAD_ISA.
+ * Name of the instruction set whose kernels run: "avx512" (F, BW, DQ and VL), "avx2" (with FMA and F16C), "neon" (of
+ * 64-bit ARM) or "portable". It is chosen once, at the first use: the best that this machine has, or what the
+ * environment variable RMSNORM_DEPLOY_ISA names. NULL where that variable names one that is unknown or that this
+ * machine lacks; every run then returns RMS_NORM_BAD_ISA.
  */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cpu_isa(void);
 

@@ -28,6 +28,9 @@ struct ShapeContext;
 constexpr std::uint32_t kApiVersion = 18;
 constexpr int kOldestMinor = 20;
 
+// The interface version that can show a shape without copying it, which is used where the runtime has it.
+constexpr std::uint32_t kReferenceVersion = 24;
+
 // Status codes.
 enum StatusCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9, kInvalidGraph = 10 };
 
@@ -85,6 +88,7 @@ enum Slot : std::size_t {
   ShapeInferContext_GetInputTypeShape = 268,
   ShapeInferContext_SetOutputTypeShape = 270,
   KernelContext_ParallelFor = 274,
+  GetTensorElementTypeAndShapeDataReference = 414,  // from kReferenceVersion on
 };
 
 // Call the function at a position: call<CreateStatus, Status*>(api, code, text). The arguments must have exactly the

@@ -22,7 +22,26 @@ std::string text_of(const std::int64_t* values, std::size_t count) {
 
 namespace {
 
+std::atomic<const Api*> remembered_api{nullptr};
+std::atomic<const Api*> remembered_references{nullptr};  // null where the runtime is older than kReferenceVersion
+std::atomic<int> remembered_minor{0};
+
+[[noreturn]] void too_many_dimensions(const Node& node, std::size_t rank) {
+  throw Error(ort::kInvalidArgument, node.owner + ": a tensor has " + std::to_string(rank) + " dimensions; at most " +
+                                         std::to_string(RMS_NORM_MAX_RANK) + " are supported");
+}
+
+// What a small norm takes is mostly this: the older way makes and destroys an object.
 Shape shape_of(const Node& node, const Value* value) {
+  if (const Api* api = remembered_references.load(std::memory_order_acquire)) {
+    Shape shape;
+    int type = 0;
+    const std::int64_t* dims = nullptr;
+    check(ort::call<ort::GetTensorElementTypeAndShapeDataReference>(api, value, &type, &dims, &shape.rank));
+    if (shape.rank > RMS_NORM_MAX_RANK) too_many_dimensions(node, shape.rank);
+    for (std::size_t i = 0; i < shape.rank; ++i) shape.dims[i] = dims[i];
+    return shape;
+  }
   ort::TensorInfo* info = nullptr;
   check(ort::call<ort::GetTensorTypeAndShape>(node.api, value, &info));
   Shape shape;
@@ -34,11 +53,7 @@ Shape shape_of(const Node& node, const Value* value) {
   }
   ort::call<ort::ReleaseTensorTypeAndShapeInfo, void>(node.api, info);
   check(status);
-  if (!fits) {
-    throw Error(ort::kInvalidArgument, node.owner + ": a tensor has " + std::to_string(shape.rank) +
-                                           " dimensions; at most " + std::to_string(RMS_NORM_MAX_RANK) +
-                                           " are supported");
-  }
+  if (!fits) too_many_dimensions(node, shape.rank);
   return shape;
 }
 
@@ -187,9 +202,6 @@ int last_version(const CustomOp*) { return std::numeric_limits<int>::max(); }
 std::size_t nothing_shared(int**, int**) { return 0; }
 void nothing_to_release(int*, int*) {}
 
-std::atomic<const Api*> remembered_api{nullptr};
-std::atomic<int> remembered_minor{0};
-
 }  // namespace
 
 CustomOp usual_op() noexcept {
@@ -212,7 +224,8 @@ CustomOp usual_op() noexcept {
   return op;
 }
 
-void set_runtime(const Api* api, int minor) noexcept {
+void set_runtime(const Api* api, const Api* references, int minor) noexcept {
+  remembered_references.store(references, std::memory_order_release);
   remembered_minor.store(minor, std::memory_order_release);
   remembered_api.store(api, std::memory_order_release);
 }

@@ -129,8 +129,9 @@ void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_para
 ort::CustomOp usual_op() noexcept;
 
 // Remember the interface of the runtime that registers the ops, which shape inference is not handed, and the minor
-// number of its version; that is known before the first op is made.
-void set_runtime(const ort::Api* api, int minor) noexcept;
+// number of its version; that is known before the first op is made. `references`: its interface of kReferenceVersion,
+// or null.
+void set_runtime(const ort::Api* api, const ort::Api* references, int minor) noexcept;
 const ort::Api* inference_api() noexcept;
 int runtime_minor() noexcept;
 

@@ -60,6 +60,7 @@ struct Kernel : Node {
   float rms_floor = 0;
   Constant scale;
   Constant bias;
+  bool neutral_bias = false;  // the bias changes nothing, so that no kernel sees it
 
   // Element type of the arithmetic, which is also that of converted constants.
   std::int32_t arithmetic() const {
@@ -107,6 +108,16 @@ std::vector<std::int64_t> ints_attribute(const Kernel& kernel, const KernelInfo*
 
 Constant constant_of(const Kernel& kernel, const KernelInfo* info, std::size_t index) {
   return constant_input(kernel, info, index, kernel.scale_type, kernel.round_type, kernel.arithmetic());
+}
+
+// Whether a bias is the neutral one, -0.0 throughout: adding that changes no value, not even a zero's sign.
+bool adds_nothing(const Constant& bias, std::int32_t type) {
+  const auto all_neutral = [&bias](const auto* values) {
+    return std::all_of(values, values + bias.shape.count(), [](auto v) { return v == 0 && std::signbit(v); });
+  };
+  if (!bias.data) return false;
+  return type == RMS_NORM_FLOAT64 ? all_neutral(reinterpret_cast<const double*>(bias.data.get()))
+                                  : all_neutral(reinterpret_cast<const float*>(bias.data.get()));
 }
 
 std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelInfo* info) {
@@ -161,9 +172,11 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     kernel->partial_size = sizes[0];
   }
   kernel->scale = constant_of(*kernel, info, scale_index(op.kind));
-  if (op.kind == Kind::kGeneralRmsNorm && kernel->scale.data) {
+  if (op.kind == Kind::kGeneralRmsNorm) {
     kernel->bias = constant_of(*kernel, info, 2);
+    kernel->neutral_bias = adds_nothing(kernel->bias, kernel->arithmetic());
     if (!kernel->bias.data) kernel->scale.data.reset();  // the plan takes one type for both
+    if (!kernel->scale.data && !kernel->neutral_bias) kernel->bias.data.reset();
   }
   return kernel;
 }
@@ -210,11 +223,12 @@ void compute(const Kernel& kernel, KernelContext* context) {
     params.bias = kernel.bias.data.get();
     broadcast(kernel, "scale", kernel.scale.shape, x.shape, params.scale_strides);
     if (params.bias) broadcast(kernel, "bias", kernel.bias.shape, x.shape, params.bias_strides);
+    if (kernel.neutral_bias) params.bias = nullptr;
   } else {
     const Input scale = input_at(kernel, context, scale_index(kernel.kind));
     params.scale = scale.data;
     broadcast(kernel, "scale", scale.shape, x.shape, params.scale_strides);
-    if (kernel.kind == Kind::kGeneralRmsNorm) {
+    if (kernel.kind == Kind::kGeneralRmsNorm && !kernel.neutral_bias) {
       const Input bias = input_at(kernel, context, 2);
       params.bias = bias.data;
       broadcast(kernel, "bias", bias.shape, x.shape, params.bias_strides);

@@ -19,13 +19,14 @@ Status* failure(const Api* api, int code, const char* text) { return ort::call<o
 
 // The domains with all ops, made once for a runtime and shared by all its sessions. They are never released: sessions
 // keep pointers into them and may outlive every session options object.
-Status* shared_domains(const Api* api, int minor, ort::CustomOpDomain** result) {
+Status* shared_domains(const ApiBase* base, const Api* api, int minor, ort::CustomOpDomain** result) {
   static std::mutex mutex;
   static const Api* made_for = nullptr;
   static ort::CustomOpDomain* made[kMostDomains] = {};
   const std::lock_guard<std::mutex> lock(mutex);
   if (made_for != api) {
-    set_runtime(api, minor);
+    const bool references = minor >= static_cast<int>(ort::kReferenceVersion);
+    set_runtime(api, references ? base->get_api(ort::kReferenceVersion) : nullptr, minor);
     ort::CustomOpDomain* domains[kMostDomains] = {};
     for (std::size_t d = 0; d < domain_count(); ++d) {
       const LibraryDomain& wanted = domain_at(d);
@@ -69,7 +70,8 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
     return failure(api, ort::kInvalidArgument, text);
   }
   ort::CustomOpDomain* domains[kMostDomains] = {};
-  if (Status* status = shared_domains(api, major > 1 ? std::numeric_limits<int>::max() : minor, domains)) return status;
+  if (major > 1) minor = std::numeric_limits<int>::max();
+  if (Status* status = shared_domains(base, api, minor, domains)) return status;
   for (std::size_t d = 0; d < domain_count(); ++d) {
     if (Status* status = ort::call<ort::AddCustomOpDomain>(api, options, domains[d])) return status;
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -19,7 +19,10 @@ _MAX_NODES = 200
 
 
 def recognise(
-    model: ir.Model, proto: onnx.ModelProto | None = None, graphs: list[Scope] | None = None
+    model: ir.Model,
+    proto: onnx.ModelProto | None = None,
+    graphs: list[Scope] | None = None,
+    declared: Sequence[onnx.ValueInfoProto] = (),
 ) -> tuple[list[Match], list[Miss]]:
     """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed.
 
@@ -27,12 +30,13 @@ def recognise(
         model: the model.
         proto: the same model as a proto, where the caller has one; it is not changed.
         graphs: ``scopes(model)``, where the caller has them.
+        declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
     """
     graphs = scopes(model) if graphs is None else graphs
     candidates = [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
     if not candidates:
         return [], []
-    facts = Facts(model, proto)
+    facts = Facts(model, proto, declared)
     for scope in graphs:
         if scope.holder is not None and isinstance(scope.graph, ir.Graph):
             facts.inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.recognise import folding
-from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim
+from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim, read_value_info
 
 Array = NDArray[Any]
 
@@ -41,13 +42,20 @@ class Facts:
     """Types, shapes and constants of every value of one model.
 
     Shapes come from the file and from onnx's shape inference, which runs on a copy without weights; the model itself
-    is not touched. ``proto`` is the same model as a proto, where the caller has one.
+    is not touched. ``proto`` is the same model as a proto, where the caller has one; ``declared`` is the value_info of
+    the main graph, where ``model`` was made without it.
     """
 
-    def __init__(self, model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        proto: onnx.ModelProto | None = None,
+        declared: Sequence[onnx.ValueInfoProto] = (),
+    ) -> None:
         self.model = model
+        self._declared = {info.name: info for info in declared}
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-        self.inferred = Inferred(model, proto)
+        self.inferred = Inferred(model, proto, declared)
         self._known: dict[ir.Value, Known] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._expressions: dict[ir.Value, bool] = {}
@@ -73,14 +81,24 @@ class Facts:
         if value.const_value is not None:
             tensor = value.const_value
             return tensor.dtype, tuple(int(d) for d in tensor.shape)  # type: ignore[arg-type]
+        declared_type, declared = self._in_file(value)
+        if declared_type is not None and declared is not None and all(isinstance(d, int) for d in declared):
+            return declared_type, declared  # nothing is left to infer
         inferred_type, inferred = self.inferred.of(value)
-        dtype = value.dtype if value.dtype not in (None, ir.DataType.UNDEFINED) else inferred_type
-        declared = None if value.shape is None else tuple(dim(d) for d in value.shape)
+        dtype = declared_type if declared_type is not None else inferred_type
         if declared is None or inferred is None or len(declared) != len(inferred):
             return dtype, declared if declared is not None else inferred
         # each of the two may know a dimension that the other does not
         pairs = zip(declared, inferred, strict=True)
         return dtype, tuple(i if d is None or (isinstance(i, int) and isinstance(d, str)) else d for d, i in pairs)
+
+    def _in_file(self, value: ir.Value) -> Known:
+        if self._declared and value.name in self._declared:
+            producer = value.producer()
+            if producer is not None and producer.graph is self.model.graph:
+                return read_value_info(self._declared[value.name])
+        dtype = None if value.dtype is ir.DataType.UNDEFINED else value.dtype
+        return dtype, None if value.shape is None else tuple(dim(d) for d in value.shape)
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Number of dimensions, or None."""
@@ -140,13 +158,16 @@ class Facts:
         if value.is_initializer():
             return True
         node = value.producer()
-        if node is None or any(isinstance(a, ir.Attr) and a.type in _GRAPH_TYPES for a in node.attributes.values()):
+        if node is None:
+            return False
+        # nearly every value ends here, at what the model computes from its inputs
+        if not all(i is None or self.is_constant_expression(i, depth + 1) for i in node.inputs):
+            return False
+        if not node.inputs and not is_op(node, "Constant"):
             return False
         if node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial"):
             return False
-        return is_op(node, "Constant") or (
-            bool(node.inputs) and all(i is None or self.is_constant_expression(i, depth + 1) for i in node.inputs)
-        )
+        return not any(isinstance(a, ir.Attr) and a.type in _GRAPH_TYPES for a in node.attributes.values())
 
     def _evaluate(self, value: ir.Value, depth: int) -> Array | None:
         if depth > _MAX_DEPTH:

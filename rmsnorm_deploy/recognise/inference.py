@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -27,26 +27,56 @@ def dim(dim: int | ir.SymbolicDim) -> Dim:
 class Inferred:
     """Type and shape of the values of a model, as far as they can be inferred. The model is not changed.
 
+    Inference runs when it is first asked for: of a model that carries all its shapes, as exporters with static shapes
+    write them, nobody asks.
+
     Args:
         model: the model.
         proto: the same model as a proto, where the caller has one: it saves a conversion. It is not changed.
+        declared: what the file says of the main graph's values, where the model was made without that.
     """
 
-    def __init__(self, model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
-        skeleton = without_weights(proto if proto is not None else _to_proto(model))
+    def __init__(
+        self,
+        model: ir.Model,
+        proto: onnx.ModelProto | None = None,
+        declared: Sequence[onnx.ValueInfoProto] = (),
+    ) -> None:
+        self._model = model
+        self._proto = proto
+        self._declared = declared
+        self._pairs: list[tuple[ir.Graph, ir.Node, str, int]] = []
         self._same: dict[str, str] = {}
+        self._protos: dict[ir.Graph, onnx.GraphProto] = {}
+        self._known: dict[ir.Graph, dict[str, onnx.ValueInfoProto]] = {}
+        self._ready = False
+
+    def pair(self, graph: ir.Graph, holder: ir.Node, attribute: str, index: int) -> None:
+        """Make a subgraph known: the one that ``holder`` carries as ``attribute`` (number ``index`` of a list)."""
+        self._pairs.append((graph, holder, attribute, index))
+
+    def of(self, value: ir.Value) -> Known:
+        """Type and shape of ``value``."""
+        if not self._ready:
+            self._run()
+        return self._of(value)
+
+    def _run(self) -> None:
+        self._ready = True
+        skeleton = without_weights(self._proto if self._proto is not None else _to_proto(self._model))
+        skeleton.graph.value_info.extend(self._declared)
         _stand_in(skeleton.graph, self._same)
         ours = {op.value for op in Op}
         for function in [f for f in skeleton.functions if f.domain == DOMAIN and f.name in ours]:
             skeleton.functions.remove(function)  # our own bodies carry nothing to recognise
         inferred = _infer(skeleton)
-        self._protos: dict[ir.Graph, onnx.GraphProto] = {model.graph: inferred.graph}
-        self._known: dict[ir.Graph, dict[str, onnx.ValueInfoProto]] = {}
-        if model.functions:
-            self._functions(model, inferred)
+        self._protos[self._model.graph] = inferred.graph
+        if self._model.functions:
+            self._functions(self._model, inferred)
+        for pair in self._pairs:
+            self._find(*pair)
 
-    def pair(self, graph: ir.Graph, holder: ir.Node, attribute: str, index: int) -> None:
-        """Make a subgraph known: the one that ``holder`` carries as ``attribute`` (number ``index`` of a list)."""
+    def _find(self, graph: ir.Graph, holder: ir.Node, attribute: str, index: int) -> None:
         parent = self._protos.get(holder.graph)  # type: ignore[arg-type]
         if parent is None:
             return
@@ -58,8 +88,7 @@ class Inferred:
                         self._protos[graph] = a.g if a.HasField("g") else a.graphs[index]
                 return
 
-    def of(self, value: ir.Value) -> Known:
-        """Type and shape of ``value``."""
+    def _of(self, value: ir.Value) -> Known:
         producer = value.producer()
         graph = producer.graph if producer is not None else value.graph
         if not isinstance(graph, ir.Graph) or graph not in self._protos:
@@ -69,7 +98,7 @@ class Inferred:
             proto = self._protos[graph]
             known = self._known[graph] = {v.name: v for v in (*proto.value_info, *proto.input, *proto.output)}
         name = value.name or ""
-        return _read(known.get(name) or known.get(self._same.get(name, "")))
+        return read_value_info(known.get(name) or known.get(self._same.get(name, "")))
 
     def _functions(self, model: ir.Model, proto: onnx.ModelProto) -> None:
         """Types inside local functions, from their call sites, dimension by dimension where all of these agree."""
@@ -114,7 +143,7 @@ class Inferred:
             value = call.inputs[index] if index < len(call.inputs) else None
             if value is None:
                 return None
-            dtype, shape = self.of(value)
+            dtype, shape = self._of(value)
             if value.const_value is not None:
                 tensor = value.const_value
                 dtype, shape = tensor.dtype, tuple(int(d) for d in tensor.shape)  # type: ignore[arg-type]
@@ -124,7 +153,8 @@ class Inferred:
         return common
 
 
-def _read(info: onnx.ValueInfoProto | None) -> Known:
+def read_value_info(info: onnx.ValueInfoProto | None) -> Known:
+    """Type and shape that ``info`` states; nothing for None."""
     if info is None or not info.type.HasField("tensor_type"):
         return _NOTHING
     tensor = info.type.tensor_type

@@ -2,8 +2,10 @@
 
 import ctypes
 import dataclasses
+import inspect
 import itertools
 import os
+import platform
 import subprocess
 import sys
 
@@ -52,9 +54,9 @@ class Params(ctypes.Structure):
     )
 
 
-@pytest.fixture(scope="session")
-def library():
-    lib = ctypes.CDLL(str(library_path()))
+def load(path):
+    """The functions of the contract in a file of this machine's architecture."""
+    lib = ctypes.CDLL(str(path))
     lib.rmsnorm_deploy_cpu_run.argtypes = [ctypes.POINTER(Params)]
     lib.rmsnorm_deploy_cpu_isa.restype = ctypes.c_char_p
     lib.rmsnorm_deploy_error_text.restype = ctypes.c_char_p
@@ -62,7 +64,15 @@ def library():
     return lib
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(scope="session")
+def library():
+    return load(library_path())
+
+
+INSTRUCTION_SETS = ["portable", *(["neon"] if platform.machine() in ("aarch64", "arm64") else ["avx2", "avx512"])]
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
 def kernels(library, request):
     """The library with one instruction set chosen."""
     if library.rmsnorm_deploy_cpu_set_isa(request.param.encode()):
@@ -595,3 +605,9 @@ def test_the_environment_chooses_the_instruction_set(isa, printed):
         [sys.executable, "-c", code, str(library_path())], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(printed)
+
+
+def cases():
+    """The tests above that need a fixture `kernels`, by name; another module runs them on kernels of its own."""
+    found = {name: value for name, value in globals().items() if name.startswith("test_")}
+    return {name: test for name, test in found.items() if "kernels" in inspect.signature(test).parameters}
