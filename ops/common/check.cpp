@@ -17,14 +17,14 @@ std::int64_t product(const std::int64_t* shape, std::int32_t count) {
 }
 
 bool types_fit(const rms_norm_params& p, bool float64) {
-  if (!bytes_of(p.x_type) || !bytes_of(p.scale_type)) return false;
+  if (!element_size(p.x_type) || !element_size(p.scale_type)) return false;
   if (p.stash_type != RMS_NORM_FLOAT32 && p.stash_type != RMS_NORM_FLOAT64) return false;
   return p.round_type == p.x_type || p.round_type == RMS_NORM_FLOAT32 || (p.round_type == RMS_NORM_FLOAT64 && float64);
 }
 
 }  // namespace
 
-std::int64_t bytes_of(std::int32_t type) noexcept {
+std::int64_t element_size(std::int32_t type) noexcept {
   switch (type) {
     case RMS_NORM_FLOAT32:
       return 4;
@@ -69,3 +69,30 @@ int check(const rms_norm_params& p, Sizes& sizes) noexcept {
 }
 
 }  // namespace rmsnorm_deploy
+
+extern "C" const char* rmsnorm_deploy_error_text(int code) {
+  switch (code) {
+    case RMS_NORM_OK:
+      return "no error";
+    case RMS_NORM_BAD_VERSION:
+      return "the params struct is of another version than this library";
+    case RMS_NORM_BAD_TYPE:
+      return "an element type is unknown, or this combination of types is not supported";
+    case RMS_NORM_BAD_SHAPE:
+      return "the rank, a dimension, or the run of axes is outside its range";
+    case RMS_NORM_BAD_POINTER:
+      return "a pointer is missing, y is sum, or residual and sum do not come together";
+    case RMS_NORM_BAD_PARTIAL:
+      return "partial_size must be at least 1, and needs exactly one axis where it is below the dimension";
+    case RMS_NORM_BAD_VALUE:
+      return "epsilon, epsilon_outside and rms_floor must be finite and not negative";
+    case RMS_NORM_BAD_STRIDE:
+      return "strides of scale and bias must not be negative";
+    case RMS_NORM_BAD_ISA:
+      return "RMSNORM_DEPLOY_ISA names an instruction set that this library or this machine lacks";
+    case RMS_NORM_OUT_OF_MEMORY:
+      return "no memory for the converted scale and bias";
+    default:
+      return "unknown error code";
+  }
+}

@@ -1,4 +1,5 @@
-// Whether the params of the contract make sense, and the sizes that follow from them; the same for every backend.
+// Whether the params of the contract make sense, the sizes that follow from them, and the sentence for each code; the
+// same for every backend.
 #ifndef RMSNORM_DEPLOY_COMMON_CHECK_H_
 #define RMSNORM_DEPLOY_COMMON_CHECK_H_
 
@@ -18,7 +19,7 @@ struct Sizes {
 };
 
 // Bytes of one element, or 0 for a type that the contract does not have.
-std::int64_t bytes_of(std::int32_t type) noexcept;
+std::int64_t element_size(std::int32_t type) noexcept;
 
 // A code of the contract. `sizes` is complete on RMS_NORM_OK only; nothing is left to do where its total is 0.
 int check(const rms_norm_params& params, Sizes& sizes) noexcept;

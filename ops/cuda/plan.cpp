@@ -116,7 +116,7 @@ bool fit_rows(Weights& w, std::int32_t x_type, std::int64_t rows) {
     w.row_stride = w.stride[i];
     w.period = static_cast<std::uint32_t>(w.extent[i]);
   }
-  return w.single || w.row_stride * bytes_of(w.type) % kChunkBytes == 0;
+  return w.single || w.row_stride * element_size(w.type) % kChunkBytes == 0;
 }
 
 // Whether the kernels that take chunks of columns can.
@@ -157,7 +157,7 @@ unsigned blocks_for(std::int64_t wanted, const Device& device) {
 void plan_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
   Args& a = launch.args;
   const RowKernels kernels = row_kernels(p);
-  const std::int64_t chunks = a.size * bytes_of(p.x_type) / kChunkBytes;
+  const std::int64_t chunks = a.size * element_size(p.x_type) / kChunkBytes;
   for (const RowConfiguration& row : kRows) {
     if (chunks > row.most_chunks) continue;
     launch.kernel = row.per_thread == 1 ? kernels.chunks1 : row.per_thread == 2 ? kernels.chunks2 : kernels.chunks4;
@@ -181,7 +181,7 @@ void plan_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
 
 void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& device, Launch& launch) {
   Args& a = launch.args;
-  const std::int64_t per_chunk = kChunkBytes / bytes_of(p.x_type);
+  const std::int64_t per_chunk = kChunkBytes / element_size(p.x_type);
   const bool in_chunks = !sizes.float64 && a.inner % per_chunk == 0 && aligned(a.x) && aligned(a.residual) &&
                          aligned(a.y) && aligned(a.sum) && fit_columns(a.scale, p.x_type) &&
                          fit_columns(a.bias, p.x_type);
@@ -236,7 +236,7 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   a.inner = sizes.inner;
   a.measured = sizes.measured;
   a.round_type = p.round_type;
-  const bool in_rows = !sizes.float64 && a.inner == 1 && a.size * bytes_of(p.x_type) % kChunkBytes == 0 &&
+  const bool in_rows = !sizes.float64 && a.inner == 1 && a.size * element_size(p.x_type) % kChunkBytes == 0 &&
                        aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) &&
                        fit_rows(a.scale, p.x_type, a.outer) && fit_rows(a.bias, p.x_type, a.outer);
   if (in_rows) {

@@ -19,7 +19,6 @@ FLAGS = [
     '-DRMSNORM_DEPLOY_CUDA_ARCHITECTURES="emulated"',
 ]
 SANITIZE = ["-fsanitize=alignment,signed-integer-overflow,bounds", "-fno-sanitize-recover=all"]
-TEXT = 'extern "C" const char* rmsnorm_deploy_error_text(int code) { return code ? "an error" : "no error"; }\n'
 CANARY = 0xA5
 
 
@@ -62,11 +61,25 @@ def compile_units(ops, units, folder):
 def compile_host(ops, folder):
     """Object files of everything that is no kernel."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "text.cpp").write_text(TEXT)
-    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cpp", ops / "common" / "check.cpp", folder / "text.cpp"]
+    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cpp", ops / "common" / "check.cpp"]
     for source in sources:
         _run(compiler(), *FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
     return [folder / f"{source.stem}.o" for source in sources]
+
+
+def compile_binding(ops, folder):
+    """Object files of the onnxruntime binding, with the ops for a GPU registered for the CPU provider."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [SHIM / "binding.cpp", *(ops / "ort" / f"{name}.cpp" for name in ("ops", "binding", "register"))]
+    targets = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
+
+    def one(job):
+        source, target = job
+        _run(compiler(), *FLAGS, f"-I{ops}", "-c", source, "-o", target)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, zip(sources, targets, strict=True)))
+    return targets
 
 
 class EmulatorError(AssertionError):
