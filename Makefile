@@ -50,5 +50,9 @@ format: venv
 unit: venv
 	$(BIN)/pytest
 
+# Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(GPU_CHECK)
+
 clean:
 	rm -rf $(VENV) .venvs build dist

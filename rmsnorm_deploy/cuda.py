@@ -29,10 +29,27 @@ def architectures(library: Path) -> tuple[str, ...]:
     return tuple((function() or b"").decode().split())
 
 
-def driver_file() -> str:
-    """The name of the CUDA driver library, as the system's loader finds it."""
+_DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64-nvidia")
+"""Where some containers have the driver without telling the system's loader."""
+
+
+def driver_library() -> ctypes.CDLL:
+    """The CUDA driver library, loaded.
+
+    Raises:
+        OSError: there is none.
+    """
     usual = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    return os.environ.get(DRIVER_VARIABLE) or usual
+    named = os.environ.get(DRIVER_VARIABLE)
+    if named:
+        return ctypes.CDLL(named)
+    try:
+        return ctypes.CDLL(usual)
+    except OSError:
+        for folder in _DRIVER_FOLDERS:
+            if (Path(folder) / usual).is_file():
+                return ctypes.CDLL(str(Path(folder) / usual))
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +70,7 @@ class Driver:
 def driver() -> Driver:
     """Ask the driver what it is and which GPUs it sees."""
     try:
-        lib = ctypes.CDLL(driver_file())
+        lib = driver_library()
     except OSError:
         return Driver(None, (), "no NVIDIA driver is installed")
     number = ctypes.c_int()

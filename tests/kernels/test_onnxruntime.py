@@ -483,9 +483,9 @@ def test_registering_twice_on_the_same_options_is_registering_once():
 def test_no_cast_is_put_between_two_nodes_of_sixteen_bits(x_type, optimise, tmp_path):
     """onnxruntime #25692: casts to float32 were inserted there, and the second op then refused its input."""
     nodes = [
-        node("RMSNorm", ["X", "scale"], ["a"], x_type),
-        node("AddRMSNorm", ["a", "X", "scale"], ["b", "unread"], x_type),
-        node("GeneralRMSNorm", ["b", "scale", "scale"], ["Y"], x_type),
+        node("RMSNorm", ["X", "scale"], ["a"], x_type, name="first"),
+        node("AddRMSNorm", ["a", "X", "scale"], ["b", "unread"], x_type, name="second"),
+        node("GeneralRMSNorm", ["b", "scale", "scale"], ["Y"], x_type, name="third"),
     ]
     scale = tensor("scale", np.ones(8, DTYPES[x_type]), x_type)
     chain = model(nodes, [("X", x_type, ["n", 8])], [("Y", x_type, ["n", 8])], [scale])
