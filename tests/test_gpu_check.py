@@ -78,6 +78,63 @@ def test_everything_runs_from_end_to_end(machine, tmp_path):
     assert done.stderr.splitlines()[-1].endswith("failed: none")
 
 
+@pytest.fixture
+def with_torch(machine, tmp_path):
+    """The environment with packages that look like PyTorch, and like a Triton that does not load."""
+    environment, _ = machine
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "torch.py").write_text((ROOT / "tests" / "fake_torch" / "torch.py").read_text())
+    (packages / "triton.py").write_text("")
+    for name in ("torch", "triton"):
+        (packages / f"{name}-9.9.dist-info").mkdir()
+        (packages / f"{name}-9.9.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 9.9\n")
+    return environment | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(packages)))}
+
+
+def measure(environment, library, *arguments):
+    command = [sys.executable, "-m", "benchmarks.gpu.measure", str(library), "--rows", "1,16", "--sizes", "64"]
+    return subprocess.run(
+        [*command, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_peers_take_part(machine, with_torch, tmp_path):
+    _, library = machine
+    target = tmp_path / "measured.json"
+    done = measure(with_torch, library, "--json", str(target), "--seconds", "20")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(target.read_text())
+    assert measured["peers"] == ["torch eager (torch 9.9)", "torch.compile (torch 9.9)"]
+    assert [line.split(":")[0] for line in measured["lacking"]] == [
+        *("Triton", "FlashInfer", "Liger", "quack", "onnxruntime")
+    ]
+    assert measured["notes"] == []
+    for name in ("ours", "copy", "torch eager", "torch.compile"):
+        members = [r for r in measured["records"] if r["contestant"] == name]
+        assert len(members) == 2 * 3 * 2
+        assert all(r["off_units"] <= 3 and r["graph"] for r in members)
+
+
+def test_a_peer_that_fails_is_noted_and_the_others_go_on(machine, with_torch, tmp_path):
+    _, library = machine
+    target, fake = tmp_path / "measured.json", tmp_path / "packages" / "torch.py"
+    fake.write_text(fake.read_text().replace("return function", 'raise ValueError("cannot compile")'))
+    assert measure(with_torch, library, "--json", str(target), "--seconds", "20").returncode == 0
+    measured = json.loads(target.read_text())
+    assert {r["contestant"] for r in measured["records"]} == {"ours", "copy", "torch eager"}
+    assert len(measured["notes"]) == 2 * 3 * 2
+    assert "torch.compile: ValueError: cannot compile" in measured["notes"][0]
+
+
+def test_compiling_ahead_measures_nothing(machine, with_torch):
+    _, library = machine
+    for part in ("0/2", "1/2"):
+        done = measure(with_torch, library, "--compile-only", part)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+
+
 def test_without_a_gpu_one_sentence_says_so(machine, tmp_path):
     environment, _ = machine
     for changes in ({"RMSNORM_DEPLOY_CUDA_DRIVER": "/nowhere/libcuda.so"}, {"FAKE_CUDA_NO_DEVICE": "1"}):

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.gpu.contract import BYTES, TYPES, Kernels, Params, params
 from benchmarks.gpu.driver import CudaError, Gpu, Graph
-from benchmarks.gpu.numbers import decode, encode, norm, units
+from benchmarks.gpu.values import decode, encode, norm, units
 from benchmarks.gpu.peers import Buffers, Peer, peers
 
 EPSILON = 1e-6
@@ -239,7 +239,8 @@ class Measurement:
             except CudaError:
                 raise
             except Exception as error:  # whatever a peer of another project may raise
-                self.notes.append(f"{case.name}: {peer.name}: {type(error).__name__}: {str(error).splitlines()[:1]}")
+                first = (str(error).splitlines() or [""])[0]
+                self.notes.append(f"{case.name}: {peer.name}: {type(error).__name__}: {first}")
                 peer.forget()
 
     def case(self, case: Case, seconds: float, deadline: float) -> list[dict[str, object]]:

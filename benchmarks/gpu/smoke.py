@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.gpu.contract import BYTES, TYPES, Kernels, params
 from benchmarks.gpu.driver import Gpu
-from benchmarks.gpu.numbers import decode, encode, norm, units
+from benchmarks.gpu.values import decode, encode, norm, units
 
 MOST_UNITS = 3.0  # two roundings before the last one, of values of about the row's largest
 # One, two and four chunks to a thread, a warp and a block to a row, shared memory, rows read twice; then what does not

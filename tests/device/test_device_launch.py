@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.contract import FLOAT16, FLOAT32, params
-from benchmarks.gpu.numbers import decode, encode, norm, units
+from benchmarks.gpu.values import decode, encode, norm, units
 
 ROWS, SIZE = 64, 4096
 
