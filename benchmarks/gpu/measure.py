@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.gpu.contract import BYTES, TYPES, Kernels, Params, params
 from benchmarks.gpu.driver import CudaError, Gpu, Graph
-from benchmarks.gpu.values import decode, encode, norm, units
 from benchmarks.gpu.peers import Buffers, Peer, peers
+from benchmarks.gpu.values import decode, encode, norm, units
 
 EPSILON = 1e-6
 OPS = ("RMSNorm", "AddRMSNorm")
