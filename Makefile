@@ -23,7 +23,8 @@ $(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.
 $(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]' \
-		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON
+		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON \
+		--config-settings=cmake.define.RMSNORM_DEPLOY_CUDA_REPORT=ON
 	touch $@
 
 # One small environment for each older onnxruntime.

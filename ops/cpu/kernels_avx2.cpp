@@ -24,14 +24,21 @@ using Vector = __m256;
 
 INLINE Vector set1(float value) { return _mm256_set1_ps(value); }
 
-INLINE __m128i load_shorts(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-INLINE void store_shorts(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
-INLINE void stream_shorts(void* p, __m128i v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
+// 16-bit values as they lie in memory.
+#define HAS_PUT_ROUNDED
+using Narrow = __m128i;
+INLINE Narrow load_narrow(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+INLINE void store_narrow(void* p, Narrow v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+INLINE void stream_narrow(void* p, Narrow v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
+INLINE Vector widen(Narrow v, const Half*) { return _mm256_cvtph_ps(v); }
+INLINE Vector widen(Narrow v, const Bfloat*) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+}
 
 INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
-INLINE Vector load(const Half* p) { return _mm256_cvtph_ps(load_shorts(p)); }
-INLINE Vector load(const Bfloat* p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_shorts(p)), 16));
+template <typename T>
+INLINE Vector load(const T* p) {
+  return widen(load_narrow(p), p);
 }
 
 // The bits of v rounded to bfloat16, in the upper half of each word; the lower half holds rubbish.
@@ -45,8 +52,8 @@ INLINE __m256i bfloat_in_upper_half(Vector v) {
   return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet), is_nan));
 }
 
-INLINE __m128i narrow(Vector v, const Half*) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE __m128i narrow(Vector v, const Bfloat*) {
+INLINE Narrow narrow(Vector v, const Half*) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE Narrow narrow(Vector v, const Bfloat*) {
   const __m256i words = _mm256_srli_epi32(bfloat_in_upper_half(v), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
@@ -54,14 +61,14 @@ INLINE __m128i narrow(Vector v, const Bfloat*) {
 INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 template <typename T>
 INLINE void store(T* p, Vector v) {
-  store_shorts(p, narrow(v, p));
+  store_narrow(p, narrow(v, p));
 }
 
 // Past the caches; aligned to what is stored.
 INLINE void stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
 template <typename T>
 INLINE void stream(T* p, Vector v) {
-  stream_shorts(p, narrow(v, p));
+  stream_narrow(p, narrow(v, p));
 }
 INLINE void stream_end() { _mm_sfence(); }
 

@@ -47,17 +47,25 @@ INLINE __m256i narrow(Vector v, const Bfloat*) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat_in_upper_half(v), 16));
 }
 
+// 16-bit values as they lie in memory.
+#define HAS_PUT_ROUNDED
+using Narrow = __m256i;
+INLINE Vector widen(Narrow v, const Half*) { return _mm512_cvtph_ps(v); }
+INLINE Vector widen(Narrow v, const Bfloat*) { return widen_bfloats(v); }
+INLINE void store_narrow(void* p, Narrow v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+INLINE void stream_narrow(void* p, Narrow v) { _mm256_stream_si256(static_cast<__m256i*>(p), v); }
+
 INLINE void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 template <typename T>
 INLINE void store(T* p, Vector v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(v, p));
+  store_narrow(p, narrow(v, p));
 }
 
 // Past the caches; aligned to what is stored.
 INLINE void stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
 template <typename T>
 INLINE void stream(T* p, Vector v) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrow(v, p));
+  stream_narrow(p, narrow(v, p));
 }
 INLINE void stream_end() { _mm_sfence(); }
 

@@ -223,16 +223,17 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   rounding_ = sixteen_bit(params.round_type) ? kRoundTwice : kRoundOnce;
   if (double_) {
     units_ = outer_ * inner_;
-    unit_bytes_ = size_ * bytes;
+    unit_values_ = size_;
   } else if (inner_ == 1) {
     units_ = outer_;
+    unit_values_ = size_;
     unit_bytes_ = size_ * bytes;
-    const std::int64_t far = far_bytes() / 2;  // two tensors, or four
-    far_ = sizes.total * bytes >= (params.residual ? far / 2 : far) && whole_lines(params.y) && whole_lines(params.sum);
+    const std::int64_t each = far_bytes() / (params.residual ? 4 : 2);
+    far_ = sizes.total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;
     units_ = outer_ * tiles_;
-    unit_bytes_ = size_ * bytes * std::min(inner_, kColumnTile);
+    unit_values_ = size_ * std::min(inner_, kColumnTile);
   }
   return RMS_NORM_OK;
 }

@@ -32,8 +32,8 @@ class Plan {
   // Number of units of work; they can run in any order and at the same time.
   std::int64_t units() const noexcept { return units_; }
 
-  // Bytes of x that one unit covers.
-  std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
+  // How much work one unit is: the values of x that it covers. In float64 arithmetic each counts as four, by its time.
+  std::int64_t unit_work() const noexcept { return unit_values_ * (double_ ? 4 : 1); }
 
   void run(std::int64_t begin, std::int64_t end) const noexcept;
 
@@ -55,6 +55,7 @@ class Plan {
   std::int64_t same_weights_ = 1;  // this many consecutive outer positions share scale and bias
   std::int64_t tiles_ = 1;         // units for each outer position where inner > 1
   std::int64_t units_ = 0;
+  std::int64_t unit_values_ = 0;
   std::int64_t unit_bytes_ = 0;
   bool far_ = false;  // outputs are written past the caches
   int element_ = 0;

@@ -113,9 +113,10 @@ struct Work {
   virtual void run(std::int64_t begin, std::int64_t end) const noexcept = 0;
 };
 
-// Run all units on onnxruntime's threads, or on this one where they are too small to be worth handing over.
+// Run all units on onnxruntime's threads, or on this one where they are too small to be worth handing over. `unit_work`
+// is in values of a float32 or 16-bit norm.
 void run_parallel(const Node& node, ort::KernelContext* context, const Work& work, std::int64_t units,
-                  std::int64_t unit_bytes);
+                  std::int64_t unit_work);
 
 // Prepare `params` and run it. `already_rounded` as in Plan.
 void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,

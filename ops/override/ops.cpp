@@ -294,7 +294,7 @@ struct FloatRows final : Work {
 };
 
 void run_rows(const Kernel& kernel, KernelContext* context, const FloatRows& rows, std::int64_t count) {
-  run_parallel(kernel, context, rows, count, rows.size * element_size(rows.x_type));
+  run_parallel(kernel, context, rows, count, rows.size);
   if (const int code = rows.code) throw Error(ort::kFail, kernel.owner + ": " + rmsnorm_deploy_error_text(code));
 }
 
