@@ -199,7 +199,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   if (!kernels_) return params.version == RMS_NORM_PARAMS_VERSION ? RMS_NORM_BAD_ISA : RMS_NORM_BAD_VERSION;
   Sizes sizes = {};
   const int code = check(params, sizes);
-  if (code != RMS_NORM_OK || sizes.total == 0) return code;
+  if (code != RMS_NORM_OK) return code;
   params_ = &params;
   double_ = sizes.float64;
   outer_ = sizes.outer;
@@ -207,6 +207,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   inner_ = sizes.inner;
   measured_ = sizes.measured;
   statistic_ = {params.epsilon, params.epsilon_outside, params.rms_floor};
+  if (sizes.total == 0) return RMS_NORM_OK;
   const std::int64_t bytes = element_size(params.x_type);
 
   if (!layout(scale_, params.scale, params.scale_strides, already_rounded) ||
