@@ -6,20 +6,25 @@ BIN    := $(VENV)/bin
 # Oldest supported and a middle onnxruntime; the newest is the one in .venv. The kernels and fused files are run on all three.
 OLD_ONNXRUNTIMES := 1.20.1 1.24.4
 
+# Sources that clang-format keeps.
+NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
+
 .PHONY: demo test lint format unit venv clean gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
 
-$(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+$(VENV)/ready-demo: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ort]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ort]' \
+		--config-settings=cmake.define.RMSNORM_DEPLOY_CUDA=OFF
 	touch $@
 
-$(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.map')
+$(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,ort]' \
-		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON
+		--config-settings=cmake.define.RMSNORM_DEPLOY_WERROR=ON \
+		--config-settings=cmake.define.RMSNORM_DEPLOY_CUDA_REPORT=ON
 	touch $@
 
 # One small environment for each older onnxruntime.
@@ -36,15 +41,19 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp')
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp')
+	$(BIN)/clang-format -i $(NATIVE)
 
 unit: venv
 	$(BIN)/pytest
+
+# Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(GPU_CHECK)
 
 clean:
 	rm -rf $(VENV) .venvs build dist

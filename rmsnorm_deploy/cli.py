@@ -517,7 +517,7 @@ def doctor_command(as_json: JsonFlag = False) -> None:
     if as_json:
         _print_json(found)
         return
-    library = found["library"]
+    library, gpu = found["library"], found["gpu"]
     lines = {
         "python": found["python"],
         "machine": found["machine"],
@@ -525,6 +525,8 @@ def doctor_command(as_json: JsonFlag = False) -> None:
         **{name: version or "not installed" for name, version in found["versions"].items()},
         "providers": ", ".join(found["providers"]) or "none",
         "library": f"{library['path'] or 'not found'}" + (", loads" if library["loads"] else f"; {library['problem']}"),
+        "library's GPU kernels": ", ".join(library["cuda_architectures"]) or "none: built without CUDA",
+        "GPU": gpu["problem"] or f"{', '.join(gpu['devices'])}; driver for CUDA {gpu['driver_cuda']}",
         **found["runs"],
     }
     if found["forced_instruction_set"]:

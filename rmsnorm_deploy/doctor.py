@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
+from rmsnorm_deploy import cuda
 from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.running import library_problem, machine, onnxruntime
 
@@ -38,12 +40,20 @@ def examine() -> dict[str, Any]:
     if hint:
         advice.append(hint)
     ready = not problem
+    architectures = cuda.architectures(Path(path)) if path else ()
+    driver = cuda.driver()
+    if path and driver.devices and not architectures:
+        advice.append("For kernels on the GPU, install the CUDA toolkit (nvcc) and reinstall rmsnorm-deploy.")
     runs: dict[str, str] = {"fuse, explain": "here"}
     if providers:
         runs["fused models on CPUExecutionProvider"] = "library's kernels" if ready else "function bodies"
         for provider in providers:
-            if provider not in ("CPUExecutionProvider", "AzureExecutionProvider"):
+            if provider in cuda.PROVIDERS:
+                runs[f"fused models on {provider}"] = _on_gpu(ready, architectures, driver)
+            elif provider not in ("CPUExecutionProvider", "AzureExecutionProvider"):
                 runs[f"fused models on {provider}"] = "function bodies"
+        if not any(provider in cuda.PROVIDERS for provider in providers):
+            runs[f"fused models on {cuda.PROVIDERS[0]}"] = "not here: this onnxruntime is built without it"
     else:
         runs["fused models"] = "not here: onnxruntime is not installed"
     return {
@@ -55,10 +65,24 @@ def examine() -> dict[str, Any]:
         "forced_instruction_set": os.environ.get("RMSNORM_DEPLOY_ISA"),
         "versions": versions,
         "providers": providers,
-        "library": {"path": path, "loads": ready, "problem": problem},
+        "library": {
+            "path": path,
+            "loads": ready,
+            "problem": problem,
+            "cuda_architectures": list(architectures),
+        },
+        "gpu": {"driver_cuda": driver.cuda, "devices": list(driver.devices), "problem": driver.problem},
         "runs": runs,
         "advice": [a for a in dict.fromkeys(advice) if a],
     }
+
+
+def _on_gpu(ready: bool, architectures: tuple[str, ...], driver: cuda.Driver) -> str:
+    if driver.problem:
+        return f"not here: {driver.problem}"
+    if ready and architectures:
+        return "library's kernels"
+    return "function bodies" + (": the library was built without CUDA" if ready else "")
 
 
 def _library() -> tuple[str | None, str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rmsnorm_deploy import cuda
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 
 LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
@@ -21,6 +22,8 @@ _REGISTERED = "rmsnorm_deploy.library"
 """Session configuration key under which options remember that they have the library, and from where."""
 _OVERRIDDEN = "rmsnorm_deploy.override"
 """The same for the library that replaces onnxruntime's own operators."""
+_RECORD = "session.record_ep_graph_assignment_info"
+"""onnxruntime's key for keeping note of which provider got which node; releases before 1.24 ignore it."""
 _ONE_AT_A_TIME = threading.Lock()  # two threads that register on one options object would both find it unmarked
 
 
@@ -111,8 +114,9 @@ def register(session_options: Any, *, override_builtin: bool = False) -> None:
 
     A second call on the same options does nothing: the first leaves a mark in their configuration entries.
 
-    Only for sessions on the CPU. Elsewhere a CPU kernel would make onnxruntime copy the node's data to the host and
-    back; there, leave the library out, and the function bodies in the model run.
+    For sessions on the CPU, and on the CUDA provider where the library was built with CUDA (``rmsnorm-deploy doctor``
+    says so). Elsewhere a CPU kernel would make onnxruntime copy the node's data to the host and back; there, leave the
+    library out, and the function bodies in the model run. :func:`session` decides that by itself.
 
     With ``override_builtin``, models that hold onnxruntime's own fused norms run our kernels as they are:
     ``SimplifiedLayerNormalization``, ``RMSNormalization`` and ``com.microsoft.SkipSimplifiedLayerNormalization``,
@@ -168,6 +172,73 @@ def _loadable(model: Any) -> str | bytes:
         ) from error
 
 
+def _names(providers: Sequence[str | tuple[str, dict[str, Any]]]) -> list[str]:
+    return [provider if isinstance(provider, str) else provider[0] for provider in providers]
+
+
+def _path_of(session_options: Any) -> Path:
+    """The library that is, or would be, registered on session options."""
+    if _has(session_options, _REGISTERED):
+        return Path(session_options.get_session_config_entry(_REGISTERED))
+    return library_path()
+
+
+def _choose_on_gpu(options: Any, gpu: str, *, override_builtin: bool) -> None:
+    """Register the library for a session on a GPU, or leave it out and say so.
+
+    Raises:
+        UsageError: the options already hold a library whose kernels would draw the norms to the host.
+    """
+    try:
+        path = _path_of(options)
+        able = bool(cuda.architectures(path))
+    except MissingEnvironment as error:
+        warnings.warn(f"{error.message}; on {gpu} fused norms run by their function bodies", stacklevel=3)
+        return
+    if is_registered(options) and not able:
+        raise UsageError(
+            f"the library {path} was built without CUDA and is registered on these options: every fused norm would be "
+            f"copied from {gpu} to the host and back",
+            "pass options without it: then the norms stay on the GPU, by their function bodies; or build it with nvcc",
+        )
+    if not able:
+        warnings.warn(
+            f"the library {path} was built without CUDA; on {gpu} fused norms run by their function bodies",
+            stacklevel=3,
+        )
+        return
+    if override_builtin:
+        warnings.warn(f"on {gpu} onnxruntime's own fused norms keep onnxruntime's kernels", stacklevel=3)
+    register(options)
+    if not _has(options, _RECORD):
+        options.add_session_config_entry(_RECORD, "1")
+
+
+def _refuse_norms_on_the_host(session: Any) -> None:
+    """Raise where onnxruntime gave one of our nodes to the CPU although the session has a GPU.
+
+    Raises:
+        MissingEnvironment: with the nodes' names.
+    """
+    ask = getattr(session, "get_provider_graph_assignment_info", None)
+    if ask is None:  # before 1.24; there is a kernel for every operator and type, so the GPU's provider takes them all
+        return
+    astray = [
+        node.name or node.op_type
+        for part in ask()
+        if part.ep_name not in cuda.PROVIDERS
+        for node in part.get_nodes()
+        if node.domain == "rmsnorm_deploy"
+    ]
+    if astray:
+        some = ", ".join(astray[:3]) + (" and more" if len(astray) > 3 else "")
+        raise MissingEnvironment(
+            f"onnxruntime gave {len(astray)} fused norms to the CPU in a session on the GPU: {some}",
+            "open the model with onnxruntime.InferenceSession and without the library, where the function bodies run "
+            "on the GPU; and please report it",
+        )
+
+
 def session(
     model: Any,
     *,
@@ -176,40 +247,65 @@ def session(
     override_builtin: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """An onnxruntime session in which fused norms run our kernels.
+    """An onnxruntime session in which fused norms run our kernels, and none of them leaves the session's device.
 
-    The library is registered when every provider is the CPU's. With any other provider it is not, since its operators
-    would draw their nodes from that device to the host; the function bodies in the model run there, and a
-    ``UserWarning`` says so.
+    * Every provider is the CPU's: the library is registered.
+    * The CUDA provider, alone or with the CPU's: the library is registered if it was built with CUDA, and afterwards
+      onnxruntime is asked where it put each norm (from 1.24 on). A library without CUDA is left out, so that the norms
+      stay on the GPU by their function bodies, and a ``UserWarning`` says so.
+    * With any other provider the library is left out likewise, since that would draw the norms to the host.
+
+    Where this onnxruntime has no CUDA provider, it warns by itself and runs everything on the CPU; so do the norms.
 
     Args:
         model: a path, serialized bytes, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. One with weights in other files
             must be given as a path.
-        providers: as for ``onnxruntime.InferenceSession``; None is the CPU.
+        providers: as for ``onnxruntime.InferenceSession``; None is what the session options hold (added by
+            ``add_provider_for_devices``), or else the CPU.
         session_options: an ``onnxruntime.SessionOptions``. It cannot be copied, so the library is registered on
             the object itself (once). None makes new ones.
-        override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`.
+        override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`; on the CPU only.
         **kwargs: handed on to ``onnxruntime.InferenceSession``.
 
     Returns:
         The ``onnxruntime.InferenceSession``.
 
     Raises:
-        MissingEnvironment: see :func:`register`.
-        UsageError: the model is of no such type, or cannot be handed over in memory.
+        MissingEnvironment: see :func:`register`; or a norm of a session on the GPU was given to the CPU.
+        UsageError: the model is of no such type, or cannot be handed over in memory; or the options hold a library
+            without CUDA kernels, for a session on the GPU.
     """
     ort = _onnxruntime()
     loadable = _loadable(model)
-    chosen = [_CPU] if providers is None else [providers] if isinstance(providers, str) else list(providers)
-    names = [provider if isinstance(provider, str) else provider[0] for provider in chosen]
     options = ort.SessionOptions() if session_options is None else session_options
-    others = sorted({name for name in names if name != _CPU})
-    if not others:
+    chosen: list[Any] | None = [providers] if isinstance(providers, str) else list(providers or [_CPU])
+    if providers is None and getattr(options, "has_providers", bool)():
+        chosen = None  # onnxruntime does not tell which they are
+    names = _names(chosen or [])
+    others = sorted({name for name in names if name != _CPU and name not in cuda.PROVIDERS})
+    on_gpu = [name for name in names if name in cuda.PROVIDERS]
+    available = ort.get_available_providers()
+    if others:
+        if not is_registered(options, override_builtin=override_builtin):
+            warnings.warn(
+                f"rmsnorm_deploy's library has no kernels for {', '.join(others)} and is not registered; fused norms "
+                "run by their function bodies",
+                stacklevel=2,
+            )
+    elif chosen is None:
+        _choose_on_gpu(options, "the devices of the session options", override_builtin=override_builtin)
+    elif any(name in available for name in on_gpu):
+        _choose_on_gpu(options, next(name for name in on_gpu if name in available), override_builtin=override_builtin)
+    else:
         register(options, override_builtin=override_builtin)
-    elif not is_registered(options, override_builtin=override_builtin):
-        warnings.warn(
-            f"rmsnorm_deploy's library has kernels for the CPU only and is not registered beside {', '.join(others)}; "
-            "fused norms run by their function bodies",
-            stacklevel=2,
-        )
-    return ort.InferenceSession(loadable, sess_options=options, providers=chosen, **kwargs)
+    opened = ort.InferenceSession(loadable, sess_options=options, providers=chosen, **kwargs)
+    if not others and is_registered(options) and _has(options, _RECORD):
+        running = opened.get_providers()
+        if any(name != _CPU for name in running):
+            _refuse_norms_on_the_host(opened)
+        elif on_gpu:
+            warnings.warn(
+                f"onnxruntime did not start {on_gpu[0]}; the whole model runs on the CPU, the fused norms too",
+                stacklevel=2,
+            )
+    return opened

@@ -26,13 +26,14 @@ ALLOWED = {
     "save": {"errors", "paths", "load"},
     "fuse": {"op", "opset", "recognise", "emit", "report", "splice", "load", "errors"},
     "inputs": {"errors"},
-    "runtime": {"errors"},
+    "cuda": set(),
+    "runtime": {"cuda", "errors"},
     "running": {"runtime", "inputs", "errors", "op", "load", "paths"},
     "exact": {"inputs", "running", "op"},
     "cut": set(),
     "verify": {"exact", "inputs", "running", "errors", "op"},
     "bench": {"cut", "fuse", "inputs", "running", "report", "errors", "op"},
-    "doctor": {"runtime", "running", "errors"},
+    "doctor": {"cuda", "runtime", "running", "errors"},
     "demo": {"bench", "verify", "fuse", "running", "inputs", "save", "load", "errors", "report"},
 }
 FREE = {"cli", "__init__", "__main__"}

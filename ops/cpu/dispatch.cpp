@@ -84,33 +84,6 @@ int rmsnorm_deploy_cpu_run(const rms_norm_params* params) {
   return code;
 }
 
-const char* rmsnorm_deploy_error_text(int code) {
-  switch (code) {
-    case RMS_NORM_OK:
-      return "no error";
-    case RMS_NORM_BAD_VERSION:
-      return "the params struct is of another version than this library";
-    case RMS_NORM_BAD_TYPE:
-      return "an element type is unknown, or this combination of types is not supported";
-    case RMS_NORM_BAD_SHAPE:
-      return "the rank, a dimension, or the run of axes is outside its range";
-    case RMS_NORM_BAD_POINTER:
-      return "a pointer is missing, y is sum, or residual and sum do not come together";
-    case RMS_NORM_BAD_PARTIAL:
-      return "partial_size must be at least 1, and needs exactly one axis where it is below the dimension";
-    case RMS_NORM_BAD_VALUE:
-      return "epsilon, epsilon_outside and rms_floor must be finite and not negative";
-    case RMS_NORM_BAD_STRIDE:
-      return "strides of scale and bias must not be negative";
-    case RMS_NORM_BAD_ISA:
-      return "RMSNORM_DEPLOY_ISA names an instruction set that this library or this machine lacks";
-    case RMS_NORM_OUT_OF_MEMORY:
-      return "no memory for the converted scale and bias";
-    default:
-      return "unknown error code";
-  }
-}
-
 const char* rmsnorm_deploy_cpu_isa(void) {
   const rmsnorm_deploy::KernelTable* table = rmsnorm_deploy::kernels();
   return table ? table->name : nullptr;

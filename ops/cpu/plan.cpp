@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <new>
 
 #include "cache.h"
@@ -22,15 +21,6 @@ T* at(void* base, std::int64_t index) {
 
 const void* advance(const void* base, std::int64_t bytes) { return base ? at<unsigned char>(base, bytes) : nullptr; }
 void* advance(void* base, std::int64_t bytes) { return base ? at<unsigned char>(base, bytes) : nullptr; }
-
-// Product of `count` dimensions, or -1 where one is negative or the product does not fit.
-std::int64_t product(const std::int64_t* shape, std::int32_t count) {
-  std::int64_t result = 1;
-  for (std::int32_t i = 0; i < count; ++i) {
-    if (shape[i] < 0 || __builtin_mul_overflow(result, shape[i], &result)) return -1;
-  }
-  return result;
-}
 
 bool sixteen_bit(std::int32_t type) { return type == RMS_NORM_FLOAT16 || type == RMS_NORM_BFLOAT16; }
 
@@ -116,20 +106,6 @@ void double_group(const DoubleArgs& a) noexcept {
 }
 
 }  // namespace
-
-std::int64_t element_size(std::int32_t type) noexcept {
-  switch (type) {
-    case RMS_NORM_FLOAT32:
-      return 4;
-    case RMS_NORM_FLOAT64:
-      return 8;
-    case RMS_NORM_FLOAT16:
-    case RMS_NORM_BFLOAT16:
-      return 2;
-    default:
-      return 0;
-  }
-}
 
 int element_index(std::int32_t type) noexcept {
   return type == RMS_NORM_FLOAT16 ? kFloat16 : type == RMS_NORM_BFLOAT16 ? kBfloat16 : kFloat32;
@@ -219,43 +195,20 @@ bool Plan::layout(Weights& weights, const void* data, const std::int64_t* stride
 }
 
 int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept {
-  if (params.version != RMS_NORM_PARAMS_VERSION) return RMS_NORM_BAD_VERSION;
   kernels_ = kernels();
-  if (!kernels_) return RMS_NORM_BAD_ISA;
-
-  const std::int64_t bytes = element_size(params.x_type);
-  double_ = params.stash_type == RMS_NORM_FLOAT64 || params.x_type == RMS_NORM_FLOAT64;
-  if (!bytes || (params.stash_type != RMS_NORM_FLOAT32 && params.stash_type != RMS_NORM_FLOAT64) ||
-      (params.round_type != params.x_type && params.round_type != RMS_NORM_FLOAT32 &&
-       !(params.round_type == RMS_NORM_FLOAT64 && double_)) ||
-      !element_size(params.scale_type)) {
-    return RMS_NORM_BAD_TYPE;
-  }
-  if (params.rank < 1 || params.rank > RMS_NORM_MAX_RANK || params.axis_begin < 0 || params.axis_count < 1 ||
-      params.axis_begin > params.rank - params.axis_count) {
-    return RMS_NORM_BAD_SHAPE;
-  }
+  if (!kernels_) return params.version == RMS_NORM_PARAMS_VERSION ? RMS_NORM_BAD_ISA : RMS_NORM_BAD_VERSION;
+  Sizes sizes = {};
+  const int code = check(params, sizes);
+  if (code != RMS_NORM_OK) return code;
   params_ = &params;
-  const std::int32_t axis_end = params.axis_begin + params.axis_count;
-  outer_ = product(params.shape, params.axis_begin);
-  size_ = product(params.shape + params.axis_begin, params.axis_count);
-  inner_ = product(params.shape + axis_end, params.rank - axis_end);
-  const std::int64_t total = product(params.shape, params.rank);
-  if (outer_ < 0 || size_ < 0 || inner_ < 0 || total < 0 || total > std::numeric_limits<std::int64_t>::max() / 8) {
-    return RMS_NORM_BAD_SHAPE;
-  }
-  if (params.partial_size < 1 || (params.partial_size < size_ && params.axis_count != 1)) return RMS_NORM_BAD_PARTIAL;
-  measured_ = std::min(size_, params.partial_size);
-  for (const float value : {params.epsilon, params.epsilon_outside, params.rms_floor}) {
-    if (!(value >= 0.0f) || std::isinf(value)) return RMS_NORM_BAD_VALUE;
-  }
+  double_ = sizes.float64;
+  outer_ = sizes.outer;
+  size_ = sizes.size;
+  inner_ = sizes.inner;
+  measured_ = sizes.measured;
   statistic_ = {params.epsilon, params.epsilon_outside, params.rms_floor};
-  for (std::int32_t i = 0; i < params.rank; ++i) {
-    if (params.scale_strides[i] < 0 || (params.bias && params.bias_strides[i] < 0)) return RMS_NORM_BAD_STRIDE;
-  }
-  if (!params.residual != !params.sum) return RMS_NORM_BAD_POINTER;
-  if (total == 0) return RMS_NORM_OK;
-  if (!params.x || !params.y || !params.scale || params.y == params.sum) return RMS_NORM_BAD_POINTER;
+  if (sizes.total == 0) return RMS_NORM_OK;
+  const std::int64_t bytes = element_size(params.x_type);
 
   if (!layout(scale_, params.scale, params.scale_strides, already_rounded) ||
       (params.bias && !layout(bias_, params.bias, params.bias_strides, already_rounded))) {
@@ -277,7 +230,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
     unit_values_ = size_;
     unit_bytes_ = size_ * bytes;
     const std::int64_t each = far_bytes() / (params.residual ? 4 : 2);
-    far_ = total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
+    far_ = sizes.total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;
     units_ = outer_ * tiles_;

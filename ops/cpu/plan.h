@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "../common/check.h"
 #include "../include/rms_norm.h"
 #include "table.h"
 
@@ -64,9 +65,6 @@ class Plan {
   Weights scale_;
   Weights bias_;
 };
-
-// Bytes of one element, or 0 for a type that the contract does not have.
-std::int64_t element_size(std::int32_t type) noexcept;
 
 // `count` elements of `type` at `data`, each rounded to `round_type` and widened to `to` (float32 or float64).
 void convert(const void* data, std::int32_t type, std::int64_t count, std::int32_t round_type, std::int32_t to,

@@ -1,4 +1,4 @@
-// The operators of this project's own domain: one custom op for each combination of operator and types.
+// The operators of this project's own domain: one custom op for each combination of operator, types and provider.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "../include/rms_norm_cuda.h"
 #include "binding.h"
 #include "library.h"
+#include "providers.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -25,6 +27,7 @@ struct Op : CustomOp {
   Kind kind = Kind::kRmsNorm;
   std::int32_t x_type = 0;
   std::int32_t scale_type = 0;  // of scale and bias
+  Provider provider = {nullptr, false};
 };
 
 const Op& derived(const CustomOp* op) { return *static_cast<const Op*>(op); }
@@ -49,6 +52,7 @@ std::size_t scale_index(Kind kind) { return kind == Kind::kAddRmsNorm ? 2 : 1; }
 // One node. Nothing in it changes after its creation, so that a session can run on several threads at once.
 struct Kernel : Node {
   Kind kind = Kind::kRmsNorm;
+  bool on_gpu = false;
   std::int32_t x_type = 0;
   std::int32_t scale_type = 0;
   std::vector<std::int64_t> axes;
@@ -124,6 +128,7 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
   std::unique_ptr<Kernel> kernel(new Kernel);
   static_cast<Node&>(*kernel) = node_of(api, info, name_of(op.kind));
   kernel->kind = op.kind;
+  kernel->on_gpu = op.provider.on_gpu;
   kernel->x_type = op.x_type;
   kernel->scale_type = op.scale_type;
 
@@ -171,6 +176,7 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     }
     kernel->partial_size = sizes[0];
   }
+  if (kernel->on_gpu) return kernel;  // constants are in its memory, and its kernels take them as they are
   kernel->scale = constant_of(*kernel, info, scale_index(op.kind));
   if (op.kind == Kind::kGeneralRmsNorm) {
     kernel->bias = constant_of(*kernel, info, 2);
@@ -179,6 +185,17 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
     if (!kernel->scale.data && !kernel->neutral_bias) kernel->bias.data.reset();
   }
   return kernel;
+}
+
+// Launch on the stream that onnxruntime orders this node's neighbours on, and return at once: no waiting, no memory, so
+// that the launch can be captured in a CUDA graph.
+void run_on_gpu(const Kernel& kernel, const KernelContext* context, const rms_norm_params& params, const Shape& x) {
+  void* stream = nullptr;
+  check(ort::call<ort::KernelContext_GetGPUComputeStream>(kernel.api, context, &stream));
+  if (const int code = rmsnorm_deploy_cuda_run(&params, stream)) {
+    throw Error(code >= RMS_NORM_CUDA_ERROR ? ort::kFail : ort::kInvalidArgument,
+                kernel.owner + ": " + rmsnorm_deploy_cuda_error_text(code) + " (X has shape " + x.text() + ")");
+  }
 }
 
 void compute(const Kernel& kernel, KernelContext* context) {
@@ -238,13 +255,19 @@ void compute(const Kernel& kernel, KernelContext* context) {
   params.x = x.data;
   params.y = output_at(kernel, context, 0, x.shape);
   if (kernel.kind == Kind::kAddRmsNorm) params.sum = output_at(kernel, context, 1, x.shape);
-  if (x.shape.count() != 0) run_norm(kernel, context, params, x.shape, constant);
+  if (x.shape.count() == 0) return;
+  if (kernel.on_gpu) {
+    run_on_gpu(kernel, context, params, x.shape);
+  } else {
+    run_norm(kernel, context, params, x.shape, constant);
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What onnxruntime calls
 
 const char* get_name(const CustomOp* op) { return name_of(derived(op).kind); }
+const char* get_provider(const CustomOp* op) { return derived(op).provider.name; }
 
 std::size_t get_input_count(const CustomOp* op) { return derived(op).kind == Kind::kRmsNorm ? 2 : 3; }
 std::size_t get_output_count(const CustomOp* op) { return derived(op).kind == Kind::kAddRmsNorm ? 2 : 1; }
@@ -295,27 +318,31 @@ constexpr Kind kKinds[] = {Kind::kRmsNorm, Kind::kAddRmsNorm, Kind::kGeneralRmsN
 constexpr std::size_t kKindCount = sizeof kKinds / sizeof kKinds[0];
 
 struct AllOps {
-  Op ops[kKindCount * kTypeCount];
+  Op ops[kMostProviders * kKindCount * kTypeCount];
 
   AllOps() noexcept {
     std::size_t next = 0;
-    for (const Kind kind : kKinds) {
-      for (const auto& types : kTypes) {
-        Op& op = ops[next++];
-        static_cast<CustomOp&>(op) = usual_op();
-        op.get_name = get_name;
-        op.get_input_type = get_input_type;
-        op.get_input_count = get_input_count;
-        op.get_output_type = get_output_type;
-        op.get_output_count = get_output_count;
-        op.destroy_kernel = destroy_kernel;
-        op.create_kernel_status = create_kernel;
-        op.compute_status = compute_status;
-        op.infer_shape = infer_shape;
-        op.may_inplace = kind == Kind::kAddRmsNorm ? both_inplace : first_inplace;
-        op.kind = kind;
-        op.x_type = types[0];
-        op.scale_type = types[1];
+    for (std::size_t p = 0; p < provider_count(); ++p) {
+      for (const Kind kind : kKinds) {
+        for (const auto& types : kTypes) {
+          Op& op = ops[next++];
+          static_cast<CustomOp&>(op) = usual_op();
+          op.get_name = get_name;
+          op.get_provider = get_provider;
+          op.get_input_type = get_input_type;
+          op.get_input_count = get_input_count;
+          op.get_output_type = get_output_type;
+          op.get_output_count = get_output_count;
+          op.destroy_kernel = destroy_kernel;
+          op.create_kernel_status = create_kernel;
+          op.compute_status = compute_status;
+          op.infer_shape = infer_shape;
+          op.may_inplace = kind == Kind::kAddRmsNorm ? both_inplace : first_inplace;
+          op.kind = kind;
+          op.x_type = types[0];
+          op.scale_type = types[1];
+          op.provider = provider_at(p);
+        }
       }
     }
   }
@@ -326,11 +353,12 @@ const CustomOp* op_at(std::size_t index) {
   return &all.ops[index];
 }
 
-constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kKindCount * kTypeCount, op_at};
-
 }  // namespace
 
 std::size_t domain_count() noexcept { return 1; }
-const LibraryDomain& domain_at(std::size_t) noexcept { return kDomain; }
+const LibraryDomain& domain_at(std::size_t) noexcept {
+  static const LibraryDomain domain = {"rmsnorm_deploy", provider_count() * kKindCount * kTypeCount, op_at};
+  return domain;
+}
 
 }  // namespace rmsnorm_deploy

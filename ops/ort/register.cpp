@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <limits>
 #include <mutex>
+#include <string>
 
 #include "../include/rms_norm.h"
 #include "binding.h"
@@ -69,13 +70,21 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
     }
     return failure(api, ort::kInvalidArgument, text);
   }
+  // A second call on the same options is none: onnxruntime would refuse the session over a domain that is there twice.
+  const std::string mark = std::string("rmsnorm_deploy.has_domain.") + domain_at(0).name;
+  int marked = 0;
+  const ort::SessionOptions* const asked = options;
+  if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, asked, mark.c_str(), &marked)) return status;
+  if (marked) return nullptr;
+
   ort::CustomOpDomain* domains[kMostDomains] = {};
   if (major > 1) minor = std::numeric_limits<int>::max();
   if (Status* status = shared_domains(base, api, minor, domains)) return status;
   for (std::size_t d = 0; d < domain_count(); ++d) {
     if (Status* status = ort::call<ort::AddCustomOpDomain>(api, options, domains[d])) return status;
   }
-  return nullptr;
+  const char* const set = "1";
+  return ort::call<ort::AddSessionConfigEntry>(api, options, mark.c_str(), set);
 }
 
 }  // namespace

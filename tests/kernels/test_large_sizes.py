@@ -51,7 +51,8 @@ def build(tmp_path_factory):
 
 def driver(build):
     build.make("rmsnorm_deploy_common")
-    objects = sorted((build.folder / "CMakeFiles" / "rmsnorm_deploy_common.dir" / "cpu").glob("*.o"))
+    folder = build.folder / "CMakeFiles" / "rmsnorm_deploy_common.dir"
+    objects = sorted([*folder.glob("cpu/*.o"), *folder.glob("common/*.o")])
     assert objects
     return build.program("far_end.cpp", *objects)
 

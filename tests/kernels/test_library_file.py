@@ -19,6 +19,9 @@ EXPORTED = {
     "rmsnorm_deploy_cpu_isa_at",
     "rmsnorm_deploy_cpu_run",
     "rmsnorm_deploy_cpu_set_isa",
+    "rmsnorm_deploy_cuda_architectures",
+    "rmsnorm_deploy_cuda_error_text",
+    "rmsnorm_deploy_cuda_run",
     "rmsnorm_deploy_error_text",
 }
 
@@ -43,10 +46,24 @@ def test_only_the_contract_is_exported():
     assert exported_by(library_path(override=True)) == {"RegisterCustomOps"}
 
 
-def test_the_header_declares_what_is_exported():
-    header = (ROOT / "ops" / "include" / "rms_norm.h").read_text()
-    declared = set(re.findall(r"^RMS_NORM_EXPORT .*?(\w+)\(", header, re.MULTILINE))
+def test_the_headers_declare_what_is_exported():
+    headers = "".join(path.read_text() for path in sorted((ROOT / "ops" / "include").glob("*.h")))
+    declared = set(re.findall(r"^RMS_NORM_EXPORT .*?(\w+)\(", headers, re.MULTILINE))
     assert declared | {"RegisterCustomOps"} == EXPORTED
+
+
+def test_the_library_says_whether_it_has_cuda_kernels():
+    library = ctypes.CDLL(str(library_path()))
+    library.rmsnorm_deploy_cuda_architectures.restype = ctypes.c_char_p
+    library.rmsnorm_deploy_cuda_error_text.restype = ctypes.c_char_p
+    architectures = library.rmsnorm_deploy_cuda_architectures().decode()
+    code = library.rmsnorm_deploy_cuda_run(None, None)
+    text = library.rmsnorm_deploy_cuda_error_text(code).decode()
+    if architectures:
+        assert re.fullmatch(r"\d+(-real)?( \d+(-real)?)*", architectures)
+        assert "a pointer is missing" in text
+    else:
+        assert "built without CUDA" in text
 
 
 @pytest.mark.parametrize("override", [False, True])

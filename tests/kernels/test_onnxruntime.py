@@ -13,6 +13,7 @@ import threading
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -464,3 +465,40 @@ def test_an_unknown_instruction_set_is_refused_at_registration():
         "RMSNORM_DEPLOY_ISA is 'abacus', which this library or this machine lacks; this machine can run:" in done.stderr
     )
     assert " portable" in done.stderr
+
+
+def test_registering_twice_on_the_same_options_is_registering_once():
+    made = options()
+    for _ in range(2):
+        made.register_custom_ops_library(library())
+    x = np.float32([[3, 4]])
+    feeds = {"X": x, "scale": np.ones(2, np.float32)}
+    for _ in range(2):
+        (y,) = ort.InferenceSession(norm_model("RMSNorm", F32, F32, epsilon=0.0), made).run(None, feeds)
+        np.testing.assert_allclose(y, x / np.sqrt(12.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("x_type", [F16, BF16])
+@pytest.mark.parametrize("optimise", [False, True])
+def test_no_cast_is_put_between_two_nodes_of_sixteen_bits(x_type, optimise, tmp_path):
+    """onnxruntime #25692: casts to float32 were inserted there, and the second op then refused its input."""
+    nodes = [
+        node("RMSNorm", ["X", "scale"], ["a"], x_type, name="first"),
+        node("AddRMSNorm", ["a", "X", "scale"], ["b", "unread"], x_type, name="second"),
+        node("GeneralRMSNorm", ["b", "scale", "scale"], ["Y"], x_type, name="third"),
+    ]
+    scale = tensor("scale", np.ones(8, DTYPES[x_type]), x_type)
+    chain = model(nodes, [("X", x_type, ["n", 8])], [("Y", x_type, ["n", 8])], [scale])
+    made = options()
+    made.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    if not optimise:
+        made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(chain, made)
+    kept = onnx.load(tmp_path / "optimized.onnx")
+    assert [n.op_type for n in kept.graph.node] == list(INPUTS)
+    x = np.random.default_rng(5).standard_normal((3, 8)).astype(DTYPES[x_type])
+    (y,) = run(session, {"X": x}, {"X": x_type})
+    first = x.astype(float) / np.sqrt((x.astype(float) ** 2).mean(-1, keepdims=True))
+    second = first + x.astype(float)
+    second /= np.sqrt((second**2).mean(-1, keepdims=True))
+    np.testing.assert_allclose(y.astype(float), second / np.sqrt((second**2).mean(-1, keepdims=True)) + 1, atol=0.06)

@@ -163,14 +163,14 @@ def test_beside_another_provider_the_library_is_left_out_and_that_is_said(proto,
         return "a session"
 
     monkeypatch.setattr(ort, "InferenceSession", session)
-    providers = [("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
-    with pytest.warns(UserWarning, match="CUDAExecutionProvider.*run by their function bodies"):
+    providers = [("DmlExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
+    with pytest.warns(UserWarning, match="DmlExecutionProvider.*run by their function bodies"):
         assert runtime.session(proto, providers=providers) == "a session"
     assert not runtime.is_registered(seen["options"])
     assert seen["providers"] == providers
     half = ort.SessionOptions()
     runtime.register(half)
-    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
+    with pytest.warns(UserWarning, match="DmlExecutionProvider"):
         runtime.session(proto, providers=providers, session_options=half, override_builtin=True)
     assert not runtime.is_registered(half, override_builtin=True)
 

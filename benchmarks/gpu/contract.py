@@ -1,0 +1,75 @@
+"""The kernels' C contract on a GPU, as ctypes sees it: ops/include/rms_norm.h and rms_norm_cuda.h. Needs no package."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+MAX_RANK = 16
+ALL = 2**63 - 1
+FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
+TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
+
+
+class Params(ctypes.Structure):
+    """``rms_norm_params``."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("x_type", ctypes.c_int32),
+        ("scale_type", ctypes.c_int32),
+        ("round_type", ctypes.c_int32),
+        ("stash_type", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("axis_begin", ctypes.c_int32),
+        ("axis_count", ctypes.c_int32),
+        ("x", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("sum", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * MAX_RANK),
+        ("scale_strides", ctypes.c_int64 * MAX_RANK),
+        ("bias_strides", ctypes.c_int64 * MAX_RANK),
+        ("partial_size", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+        ("epsilon_outside", ctypes.c_float),
+        ("rms_floor", ctypes.c_float),
+    )
+
+
+def params(data_type: int, shape: Sequence[int], axis: int, epsilon: float) -> Params:
+    """A call that normalises one dimension, with a scale (and bias) for each of its places; pointers are to be set."""
+    p = Params(version=1, x_type=data_type, scale_type=data_type, round_type=data_type, stash_type=FLOAT32)
+    p.rank, p.axis_begin, p.axis_count = len(shape), axis, 1
+    p.shape[: len(shape)] = shape
+    p.scale_strides[axis] = p.bias_strides[axis] = 1
+    p.partial_size, p.epsilon = ALL, epsilon
+    return p
+
+
+class Kernels:
+    """The library's functions for a GPU."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.lib = ctypes.CDLL(str(path))
+        self.lib.rmsnorm_deploy_cuda_run.argtypes = [ctypes.POINTER(Params), ctypes.c_void_p]
+        self.lib.rmsnorm_deploy_cuda_error_text.restype = ctypes.c_char_p
+        self.lib.rmsnorm_deploy_cuda_architectures.restype = ctypes.c_char_p
+
+    @property
+    def architectures(self) -> str:
+        return self.lib.rmsnorm_deploy_cuda_architectures().decode()
+
+    def code(self, p: Params, stream: int | None = None) -> int:
+        return self.lib.rmsnorm_deploy_cuda_run(ctypes.byref(p), stream)
+
+    def text(self, code: int) -> str:
+        return self.lib.rmsnorm_deploy_cuda_error_text(code).decode()
+
+    def launch(self, p: Params, stream: int | None = None) -> None:
+        if code := self.code(p, stream):
+            raise RuntimeError(f"the launch failed with {code}: {self.text(code)}")

@@ -1,0 +1,72 @@
+// What the kernels are handed, as plain data. Everything here is passed by value through the kernel's parameter space.
+#ifndef RMSNORM_DEPLOY_CUDA_ARGS_H_
+#define RMSNORM_DEPLOY_CUDA_ARGS_H_
+
+#include <cstdint>
+
+#include "../include/rms_norm.h"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+// A scale or bias in the caller's memory. The dimensions of x are three runs: those before the normalised ones (outer),
+// the normalised ones, those behind (inner). Dimensions that can be walked as one are merged, and a run along which the
+// values do not change has no dimension left, so that the usual cases cost nothing.
+struct Weights {
+  const void* data;  // null where there is none
+  std::int32_t type;
+  std::int32_t outer_end;  // dimensions [0, outer_end) are outer
+  std::int32_t axes_end;   // [outer_end, axes_end) are normalised
+  std::int32_t inner_end;  // [axes_end, inner_end) are inner
+  std::int64_t extent[RMS_NORM_MAX_RANK];
+  std::int64_t stride[RMS_NORM_MAX_RANK];
+
+  // The same for kernels of rows: row r has those that begin at (r / repeat % period) * row_stride, one behind the
+  // other or `single`. These kernels run only where that is so and r fits 32 bits or row_stride is 0.
+  std::uint32_t repeat;
+  std::uint32_t period;
+  std::int64_t row_stride;
+  bool single;
+};
+
+// How a sum of squares becomes an rms.
+struct Statistic {
+  double count;      // values in the mean
+  float count_high;  // 1 / count, in two parts
+  float count_low;
+  float epsilon;
+  float epsilon_outside;
+  float rms_floor;
+  float largest_term;  // of sqrt(epsilon) and the last two
+  bool plain;          // the last two are zero
+  bool ordinary;       // they are so small that float32 arithmetic cannot overflow on them
+};
+
+struct Args {
+  const void* x;
+  const void* residual;  // or null, together with sum
+  void* y;
+  void* sum;
+  Weights scale;
+  Weights bias;
+  Statistic statistic;
+  std::int64_t outer;
+  std::int64_t size;  // of the normalised run
+  std::int64_t inner;
+  std::int64_t measured;  // leading entries of it that make up the mean; 1 to size
+  std::int32_t round_type;
+
+  // Kernels of rows.
+  std::int32_t group_log2;  // threads of a row; more than a warp only where a block has one row
+  std::int32_t staged;      // whether the row is kept in shared memory (rows too long for registers only)
+
+  // Kernels of strided groups: threads along columns, and along the normalised run; both powers of two.
+  std::int32_t columns;
+  std::int32_t slices;
+  std::int64_t tiles;  // of columns, in one outer position
+};
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CUDA_ARGS_H_

@@ -1,0 +1,127 @@
+// The device's instructions as the kernels use them: chunks of 16 bytes, conversions, exchange between lanes.
+#ifndef RMSNORM_DEPLOY_CUDA_DEVICE_H_
+#define RMSNORM_DEPLOY_CUDA_DEVICE_H_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+using Half = __half;
+using Bfloat = __nv_bfloat16;
+
+// All shared memory is asked for at the launch.
+extern __shared__ uint4 shared_memory[];
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline float widen(Half value) { return __half2float(value); }
+__device__ inline float widen(Bfloat value) { return __bfloat162float(value); }
+__device__ inline double widen(double value) { return value; }
+
+__device__ inline void narrow(float value, float& result) { result = value; }
+__device__ inline void narrow(float value, Half& result) { result = __float2half_rn(value); }
+__device__ inline void narrow(float value, Bfloat& result) { result = __float2bfloat16_rn(value); }
+
+// `value` as a float whose last bit is set where something was cut off: rounding that to 16 bits gives what rounding
+// `value` itself would.
+__device__ inline float sticky_float(double value) {
+  const float nearest = static_cast<float>(value);
+  if (value != value || static_cast<double>(nearest) == value) return nearest;
+  unsigned bits;
+  memcpy(&bits, &nearest, sizeof bits);
+  if (fabs(static_cast<double>(nearest)) > fabs(value)) --bits;
+  bits |= 1u;
+  float result;
+  memcpy(&result, &bits, sizeof result);
+  return result;
+}
+__device__ inline void narrow(double value, double& result) { result = value; }
+__device__ inline void narrow(double value, float& result) { result = static_cast<float>(value); }
+__device__ inline void narrow(double value, Half& result) { result = __float2half_rn(sticky_float(value)); }
+__device__ inline void narrow(double value, Bfloat& result) { result = __float2bfloat16_rn(sticky_float(value)); }
+
+// `value` rounded to T and widened again.
+template <typename T, typename C>
+__device__ inline C rounded(C value) {
+  T narrowed;
+  narrow(value, narrowed);
+  return static_cast<C>(widen(narrowed));
+}
+
+// The values of 16 bytes of T, as float32. kValues of them make one chunk of x, of whatever type the chunk is.
+template <typename T>
+constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
+
+__device__ inline void unpack(const uint4& raw, float (&values)[4], const float*) { memcpy(values, &raw, sizeof raw); }
+__device__ inline void unpack(const uint4& raw, float (&values)[8], const Half*) {
+  __half2 pairs[4];
+  memcpy(pairs, &raw, sizeof raw);
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __half22float2(pairs[i]);
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+__device__ inline void unpack(const uint4& raw, float (&values)[8], const Bfloat*) {
+  __nv_bfloat162 pairs[4];
+  memcpy(pairs, &raw, sizeof raw);
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __bfloat1622float2(pairs[i]);
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+
+__device__ inline uint4 pack(const float (&values)[4], const float*) {
+  uint4 raw;
+  memcpy(&raw, values, sizeof raw);
+  return raw;
+}
+__device__ inline uint4 pack(const float (&values)[8], const Half*) {
+  __half2 pairs[4];
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+  uint4 raw;
+  memcpy(&raw, pairs, sizeof raw);
+  return raw;
+}
+__device__ inline uint4 pack(const float (&values)[8], const Bfloat*) {
+  __nv_bfloat162 pairs[4];
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+  uint4 raw;
+  memcpy(&raw, pairs, sizeof raw);
+  return raw;
+}
+
+// 16 bytes at chunk `index`. x and residual may be written in the same call, so they never go through the read-only
+// path; scale and bias do.
+__device__ inline uint4 load_chunk(const void* base, std::int64_t index) {
+  return static_cast<const uint4*>(base)[index];
+}
+__device__ inline uint4 load_constant_chunk(const void* base, std::int64_t index) {
+  return __ldg(static_cast<const uint4*>(base) + index);
+}
+__device__ inline void store_chunk(void* base, std::int64_t index, const uint4& value) {
+  static_cast<uint4*>(base)[index] = value;
+}
+
+// Keeps the compiler from holding on to the unpacked values of a chunk: they take twice the registers of the chunk, and
+// unpacking again is cheap beside memory.
+__device__ inline void keep_packed(uint4& raw) {
+  asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
+}
+
+// The same for whatever follows from `value`: addresses, above all.
+__device__ inline void forget(int& value) { asm volatile("" : "+r"(value)); }
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CUDA_DEVICE_H_

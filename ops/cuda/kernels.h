@@ -1,0 +1,53 @@
+// The kernels by name, for the code that chooses among them.
+#ifndef RMSNORM_DEPLOY_CUDA_KERNELS_H_
+#define RMSNORM_DEPLOY_CUDA_KERNELS_H_
+
+#include "args.h"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+// Threads of a block, at most.
+constexpr int kRowsThreads = 256;
+constexpr int kLongRowsThreads = 512;
+constexpr int kStridedThreads = 256;
+
+// Chunks to a thread that the third kernel for strided groups keeps.
+constexpr int kKeptChunks = 8;
+
+// Shared memory of a block of rows: partial sums of its warps (of two floats at most), twice, used in turn so that a
+// row costs one barrier; two more for rows that are not ordinary; then the row itself where it is staged.
+constexpr int kMostWarps = 32;
+constexpr int kReduceBytes = 4 * kMostWarps * 8;
+
+using Kernel = void (*)(Args);
+
+struct RowKernels {
+  Kernel chunks1;  // rows in registers: one, two or four chunks to a thread
+  Kernel chunks2;
+  Kernel chunks4;
+  Kernel longer;  // rows in shared memory, or read twice
+};
+
+// wide_scale: scale and bias are float32 whatever the type of x.
+RowKernels float32_rows(bool wide_scale, bool residual) noexcept;
+RowKernels float16_rows(bool wide_scale, bool residual) noexcept;
+RowKernels bfloat16_rows(bool wide_scale, bool residual) noexcept;
+
+struct StridedKernels {
+  Kernel single;    // any strides and alignment, one value at a time
+  Kernel chunked;   // whole chunks along the columns, read twice
+  Kernel chunked8;  // the same, at most eight chunks to a thread, kept in registers
+};
+
+StridedKernels float32_strided() noexcept;
+StridedKernels float16_strided() noexcept;
+StridedKernels bfloat16_strided() noexcept;
+
+// Arithmetic in float64, for x of any type.
+Kernel float64_kernel(std::int32_t x_type) noexcept;
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CUDA_KERNELS_H_

@@ -1,0 +1,29 @@
+// Which kernel runs one norm, with which arguments and on which grid.
+#ifndef RMSNORM_DEPLOY_CUDA_PLAN_H_
+#define RMSNORM_DEPLOY_CUDA_PLAN_H_
+
+#include "kernels.h"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+struct Device {
+  int multiprocessors;
+  int shared_bytes;  // most that one block can have
+};
+
+struct Launch {
+  Kernel kernel;  // null where there is nothing to do
+  Args args;
+  unsigned blocks;
+  unsigned threads;
+  unsigned shared_bytes;
+};
+
+// A code of the contract; `launch` is complete on RMS_NORM_OK only.
+int plan(const rms_norm_params& params, const Device& device, Launch& launch) noexcept;
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CUDA_PLAN_H_

@@ -1,0 +1,9 @@
+#include "rows_launch.cuh"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+RowKernels bfloat16_rows(bool wide_scale, bool residual) noexcept { return row_kernels<Bfloat>(wide_scale, residual); }
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy

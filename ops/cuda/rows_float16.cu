@@ -1,0 +1,9 @@
+#include "rows_launch.cuh"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+RowKernels float16_rows(bool wide_scale, bool residual) noexcept { return row_kernels<Half>(wide_scale, residual); }
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy

@@ -1,0 +1,9 @@
+#include "rows_launch.cuh"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+RowKernels float32_rows(bool, bool residual) noexcept { return row_kernels<float, float>(residual); }
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy

@@ -1,0 +1,37 @@
+/*
+ * The contract of rms_norm.h on an NVIDIA GPU. Every pointer of the params but the struct itself is a device pointer;
+ * meaning, aliasing and accuracy are the same. The struct may be changed or freed as soon as the call returns.
+ */
+#ifndef RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
+#define RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
+
+#include "rms_norm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a call can return beside the codes of rms_norm.h. */
+enum {
+  RMS_NORM_NO_CUDA = 100,    /* this library was built without CUDA */
+  RMS_NORM_CUDA_ERROR = 1000 /* plus a cudaError_t: what the CUDA runtime said to the launch */
+};
+
+/*
+ * Launch one norm on `stream` (a cudaStream_t; NULL is the default stream) of the current device. Never synchronises,
+ * allocates or copies, so that it can be captured in a CUDA graph. Errors that a kernel meets while it runs appear at
+ * the caller's next synchronisation.
+ */
+RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream);
+
+/* The sentence that belongs to a code of either header; never NULL, never to be freed. */
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);
+
+/* The architectures that this library has kernels for, as in "80-real 90-real 100"; "" where it was built without. */
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_architectures(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* RMSNORM_DEPLOY_RMS_NORM_CUDA_H_ */

@@ -1,0 +1,88 @@
+"""What there is for NVIDIA GPUs: onnxruntime's names for them, the library's kernels, the driver. Changes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
+"""onnxruntime's execution provider for NVIDIA GPUs, and the name that its plug-in form has in some releases."""
+
+DRIVER_VARIABLE = "RMSNORM_DEPLOY_CUDA_DRIVER"
+"""Environment variable that names a file to use in place of the installed CUDA driver library; for tests."""
+
+
+def architectures(library: Path) -> tuple[str, ...]:
+    """The GPU architectures that a library file has kernels for, such as ``("80-real", "90-real", "100")``.
+
+    Those that end in ``-real`` have machine code only, the others also PTX, which newer GPUs run. Empty for a library
+    that was built without CUDA, and for a file that is no such library.
+    """
+    try:
+        function = ctypes.CDLL(str(library)).rmsnorm_deploy_cuda_architectures
+    except (OSError, AttributeError):
+        return ()
+    function.restype = ctypes.c_char_p
+    return tuple((function() or b"").decode().split())
+
+
+_DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64-nvidia")
+"""Where some containers have the driver without telling the system's loader."""
+
+
+def driver_library() -> ctypes.CDLL:
+    """The CUDA driver library, loaded.
+
+    Raises:
+        OSError: there is none.
+    """
+    usual = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    named = os.environ.get(DRIVER_VARIABLE)
+    if named:
+        return ctypes.CDLL(named)
+    try:
+        return ctypes.CDLL(usual)
+    except OSError:
+        for folder in _DRIVER_FOLDERS:
+            if (Path(folder) / usual).is_file():
+                return ctypes.CDLL(str(Path(folder) / usual))
+        raise
+
+
+@dataclasses.dataclass(frozen=True)
+class Driver:
+    """The installed NVIDIA driver.
+
+    Attributes:
+        cuda: the newest CUDA version that it runs, as in "13.0"; None where no driver is installed.
+        devices: the GPUs' names, such as "NVIDIA H100 80GB HBM3".
+        problem: why there is no GPU to use, in one sentence; empty where there is.
+    """
+
+    cuda: str | None
+    devices: tuple[str, ...]
+    problem: str
+
+
+def driver() -> Driver:
+    """Ask the driver what it is and which GPUs it sees."""
+    try:
+        lib = driver_library()
+    except OSError:
+        return Driver(None, (), "no NVIDIA driver is installed")
+    number = ctypes.c_int()
+    if lib.cuDriverGetVersion(ctypes.byref(number)):
+        return Driver(None, (), "the NVIDIA driver does not answer")
+    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    code = lib.cuInit(0)
+    if code or lib.cuDeviceGetCount(ctypes.byref(number)) or number.value == 0:
+        return Driver(version, (), f"the NVIDIA driver sees no GPU (code {code})")
+    names = []
+    for index in range(number.value):
+        device, text = ctypes.c_int(), ctypes.create_string_buffer(256)
+        if lib.cuDeviceGet(ctypes.byref(device), index) == 0 and lib.cuDeviceGetName(text, 256, device) == 0:
+            names.append(text.value.decode(errors="replace"))
+    return Driver(version, tuple(names), "")

@@ -1,0 +1,28 @@
+// What the onnxruntime binding needs beside its own sources so that its ops for a GPU run on the emulator: they are
+// registered for the GPU's providers, and in the place of the CPU's ops for the CPU, whose memory is the emulated one.
+#include <cstddef>
+
+#include "cpu/plan.h"
+#include "include/rms_norm.h"
+#include "ort/providers.h"
+
+namespace rmsnorm_deploy {
+
+std::size_t provider_count() noexcept { return kMostProviders; }
+const Provider& provider_at(std::size_t index) noexcept {
+  static constexpr Provider providers[] = {
+      {nullptr, true}, {"CUDAExecutionProvider", true}, {"CudaPluginExecutionProvider", true}};
+  return providers[index];
+}
+
+// The kernels of the CPU, which must not be asked for anything.
+int Plan::prepare(const rms_norm_params&, bool) noexcept { __builtin_trap(); }
+void Plan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
+void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
+
+}  // namespace rmsnorm_deploy
+
+extern "C" {
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cpu_isa(void) { return "emulated"; }
+RMS_NORM_EXPORT const char* rmsnorm_deploy_cpu_isa_at(int, int*) { return nullptr; }
+}

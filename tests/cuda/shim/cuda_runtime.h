@@ -1,0 +1,97 @@
+// Stands in for the CUDA runtime's header, as far as ops/cuda uses it, so that a host compiler can compile the kernels
+// and emulator.cpp can run them. For tests only.
+#ifndef RMSNORM_DEPLOY_TESTS_CUDA_RUNTIME_H_
+#define RMSNORM_DEPLOY_TESTS_CUDA_RUNTIME_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+using std::isinf;
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct float2 {
+  float x, y;
+};
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+extern uint3 threadIdx;
+extern uint3 blockIdx;
+extern dim3 blockDim;
+extern dim3 gridDim;
+
+namespace emulator {
+void barrier();
+bool barrier_or(bool value);
+// Hands `value` to the lanes of `mask` and replaces it by that of lane ^ offset.
+void exchange(unsigned mask, void* value, std::size_t bytes, int offset);
+void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t shared,
+         const std::function<void()>& thread);
+// The same value in all lanes, and up to two units in the last place away, as the device's own estimate may be.
+float estimate(double exact);
+int attribute(int which);
+int failed();  // whether the last run went wrong
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::barrier(); }
+inline int __syncthreads_or(int value) { return emulator::barrier_or(value != 0); }
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int offset) {
+  emulator::exchange(mask, &value, sizeof value, offset);
+  return value;
+}
+template <typename T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline float rsqrtf(float x) { return emulator::estimate(1.0 / std::sqrt(static_cast<double>(x))); }
+inline float __fdividef(float x, float y) {
+  return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
+}
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
+enum { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+using cudaStream_t = struct CUstream_st*;
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  std::size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+};
+inline const char* cudaGetErrorString(cudaError_t) { return "the emulator says more"; }
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, int which, int) {
+  *value = emulator::attribute(which);
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, int which, int value);
+template <typename... A>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(A...), const A&... arguments) {
+  emulator::run(reinterpret_cast<const void*>(kernel), c->gridDim, c->blockDim, c->dynamicSmemBytes,
+                [&] { kernel(arguments...); });
+  return emulator::failed() ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+#endif  // RMSNORM_DEPLOY_TESTS_CUDA_RUNTIME_H_
