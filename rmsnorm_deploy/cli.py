@@ -283,12 +283,15 @@ def fuse_command(
         _print_json(
             {
                 **report.to_dict(),
+                "dry_run": dry_run,
                 "output": saved.to_dict() if saved else None,
                 "verification": result.to_dict() if result else None,
             }
         )
     if result is not None:
         _say(f"verified: {result.summary()}")
+        if result.library:
+            _say(f"warning: verified without the library's kernels: {result.library}")
     if saved is not None:
         _say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
     _say(f"took {time.perf_counter() - started:.2f} s")
@@ -316,12 +319,16 @@ def _check_required(wanted: int | None, report: Any) -> None:
     asked = "all norms" if wanted < 0 else f"{wanted} norms"
     raise VerificationFailed(
         f"--require asks for {asked}, and {report.summary()}",
-        "'rmsnorm-deploy explain MODEL' says why the others are left; nothing was written.",
+        "'rmsnorm-deploy explain MODEL --all' says why the others are left; nothing was written.",
     )
 
 
 def _planned(report: Any) -> str:
     return str(report.summary()).replace("fused", "would fuse", 1)
+
+
+def _already(report: Any) -> str:
+    return f" ({report.already} fused before)" if report.already else ""
 
 
 def _print_report(report: Any, *, dry_run: bool) -> None:
@@ -334,8 +341,7 @@ def _print_report(report: Any, *, dry_run: bool) -> None:
         _row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
         _print(table)
         _print("")
-    already = f" ({report.already} fused before)" if report.already else ""
-    _print((_planned(report) if dry_run else report.summary()) + already)
+    _print((_planned(report) if dry_run else report.summary()) + _already(report))
     for warning in report.warnings:
         _say(f"warning: {warning}")
     fewer = sum(f.rounding == "fewer" for f in report.fused)
@@ -391,8 +397,9 @@ def explain_command(
             _print(f"        hint: {m.hint}")
     hidden = len(report.missed) - len(missed)
     if hidden and site is None:
-        _print(f"{hidden} other reductions are no RMSNorm (--all lists them)")
-    _print(_planned(report).replace(" (run explain)", ""))
+        others = "1 other reduction is" if hidden == 1 else f"{hidden} other reductions are"
+        _print(f"{others} no RMSNorm (--all says why)")
+    _print(_planned(report).replace(" (run explain)", "") + _already(report))
     for warning in report.warnings:
         _say(f"warning: {warning}")
 

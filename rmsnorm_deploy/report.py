@@ -82,10 +82,14 @@ class FusionReport:
         """The misses that got as far as a square: those that a user may have expected to be fused."""
         return tuple(m for m in self.missed if m.stage >= Stage.SQUARE)
 
+    @property
+    def _nothing(self) -> str:
+        return "no RMSNorm is left to fuse" if self.already else "no RMSNorm found"
+
     def summary(self) -> str:
         """One line for people."""
         total = len(self.fused) + len(self.near_misses)
-        text = f"fused {len(self.fused)} of {total}" if total else "no RMSNorm found"
+        text = f"fused {len(self.fused)} of {total}" if total else self._nothing
         near = len(self.near_misses)
         return text + (f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else "")
 

@@ -402,6 +402,19 @@ def test_explain_names_every_norm(run):
     assert err == ""
 
 
+def test_explain_tells_what_is_fused_already(run, tmp_path):
+    run("fuse", LLAMA, "-o", tmp_path / "once.onnx")
+    assert "no RMSNorm is left to fuse (5 fused before)" in run("explain", tmp_path / "once.onnx")[1]
+
+
+def test_fuse_says_that_it_verified_without_the_kernels(run, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("RMSNORM_DEPLOY_LIBRARY", str(tmp_path / "none.so"))
+    status, _, err = run("fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify")
+    assert status == 0
+    assert "warning: verified without the library's kernels: " in err
+
+
 def test_explain_a_site(run, fails):
     whole = json.loads(run("explain", LLAMA, "--json")[1])
     node = whole["fused"][2]["node"]
