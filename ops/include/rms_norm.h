@@ -14,8 +14,9 @@
  *
  * Every rounding is to nearest, ties to even. float32 kernels multiply by the reciprocal of rms (wherever that is a
  * normal number) and keep the mean in a wider sum, so a result differs from exact arithmetic by about one unit in the
- * last place of the largest value of its row. Squares overflow to infinity beyond |x| of about 1.8e19, as in float32
- * arithmetic spelled out.
+ * last place of the largest value of its row. Sums of up to 64 squares are floats before they go into a wider one, so a
+ * row overflows to infinity, and its y is zero, somewhere from |x| of 2.3e18 (all values that large) to 1.8e19 (one),
+ * as float32 arithmetic spelled out does.
  *
  * Rounding errors apart, nothing here depends on alignment, on how the work is divided, or on neighbouring rows.
  */

@@ -93,7 +93,8 @@ float float_attribute(const Kernel& kernel, const KernelInfo* info, const char* 
 std::int32_t type_attribute(const Kernel& kernel, const KernelInfo* info, const char* name) {
   std::int64_t value = 0;
   check_attribute(kernel, name, ort::call<ort::KernelInfoGetAttribute_int64>(kernel.api, info, name, &value));
-  return element_size(static_cast<std::int32_t>(value)) ? static_cast<std::int32_t>(value) : 0;
+  const std::int32_t type = value >= 0 && value <= RMS_NORM_BFLOAT16 ? static_cast<std::int32_t>(value) : 0;
+  return element_size(type) ? type : 0;
 }
 
 std::vector<std::int64_t> ints_attribute(const Kernel& kernel, const KernelInfo* info, const char* name) {
@@ -136,7 +137,8 @@ std::unique_ptr<Kernel> make_kernel(const Op& op, const Api* api, const KernelIn
   std::vector<std::int64_t> sorted = kernel->axes;
   std::sort(sorted.begin(), sorted.end());
   bool adjacent = !sorted.empty() && (sorted.front() >= 0 || sorted.back() < 0);
-  for (std::size_t i = 1; i < sorted.size(); ++i) adjacent = adjacent && sorted[i] == sorted[i - 1] + 1;
+  for (std::size_t i = 1; i < sorted.size(); ++i)
+    adjacent = adjacent && sorted[i] > sorted[i - 1] && sorted[i] - 1 == sorted[i - 1];
   if (!adjacent) {
     throw Error(ort::kInvalidGraph, kernel->owner +
                                         ": axes must be one contiguous run of dimensions, all of one sign, not " +
@@ -218,7 +220,7 @@ void compute(const Kernel& kernel, KernelContext* context) {
 
   const std::int64_t first = kernel.axes[0] < 0 ? kernel.axes[0] + params.rank : kernel.axes[0];
   const std::int64_t axes = static_cast<std::int64_t>(kernel.axes.size());
-  if (first < 0 || first + axes > params.rank) {
+  if (first < 0 || first > params.rank - axes) {
     throw Error(ort::kInvalidArgument, kernel.owner + ": axes " + text_of(kernel.axes.data(), kernel.axes.size()) +
                                            " are outside X of shape " + x.shape.text());
   }
@@ -245,7 +247,9 @@ void compute(const Kernel& kernel, KernelContext* context) {
     const Input scale = input_at(kernel, context, scale_index(kernel.kind));
     params.scale = scale.data;
     broadcast(kernel, "scale", scale.shape, x.shape, params.scale_strides);
-    if (kernel.kind == Kind::kGeneralRmsNorm && !kernel.neutral_bias) {
+    if (kernel.neutral_bias) {
+      broadcast(kernel, "bias", kernel.bias.shape, x.shape, params.bias_strides);  // only its shape can be wrong
+    } else if (kernel.kind == Kind::kGeneralRmsNorm) {
       const Input bias = input_at(kernel, context, 2);
       params.bias = bias.data;
       broadcast(kernel, "bias", bias.shape, x.shape, params.bias_strides);

@@ -182,8 +182,11 @@ Status* data_of(Value* value, void** data) {
   *data = value->data.data();
   return nullptr;
 }
+thread_local bool divided = false;  // whether this thread has handed work over
+
 Status* parallel_for(const KernelContext*, void (*work)(void*, std::size_t), std::size_t count, std::size_t,
                      void* data) {
+  divided = true;
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 2; ++t) {
     threads.emplace_back([=] {
@@ -300,7 +303,9 @@ struct Node {
     for (const Value& value : inputs) context.inputs.push_back(&value);
     context.outputs.resize(output_count);
     context.item = item_of(op->get_input_type(op, 0));
+    divided = false;
     Status* const status = op->compute_status(kernel, &context);
+    require(divided, "a run of this size stays on one thread, so nothing is tested");
     if (status) std::fprintf(stderr, "%s\n", status->text.c_str());
     require(!status, "a run returns a status");
     return context.outputs;
@@ -324,7 +329,7 @@ Node node_of(const CustomOp* op, bool constant) {
   for (std::size_t i = 0; i < op->get_input_count(op); ++i) {
     const bool weight = i >= (adds ? 2u : 1u);
     const int type = op->get_input_type(op, i);
-    node.inputs.push_back(tensor(weight ? std::vector<std::int64_t>{512} : std::vector<std::int64_t>{67, 512}, type));
+    node.inputs.push_back(tensor(weight ? std::vector<std::int64_t>{512} : std::vector<std::int64_t>{197, 512}, type));
     if (weight && constant) info.constants[i] = node.inputs[i];
   }
   Status* const status = op->create_kernel_status(op, get_api(18), &info, &node.kernel);

@@ -268,6 +268,21 @@ def test_types_and_layouts(kernels, op, x_type, scale_type, stash_type, round_ty
             agrees(call, *call.run(kernels))
 
 
+@pytest.mark.parametrize("size", [1, 16, 64, 128, 896, 4096])
+def test_where_squares_overflow(kernels, size):
+    """Where the contract says that they do not yet, and where they have to."""
+    ones = np.ones(size, np.float32)
+    y, _ = Call(np.full((3, size), 2.2e18, np.float32), ones).run(kernels)
+    np.testing.assert_allclose(y, 1.0, rtol=3e-7)
+    x = np.zeros((1, size), np.float32)
+    x[0, size // 2] = 1.8e19
+    y, _ = Call(x, ones).run(kernels)
+    np.testing.assert_allclose(y.max(), np.sqrt(size), rtol=3e-7)
+    x[0, size // 2] = 1.9e19
+    y, _ = Call(x, ones).run(kernels)
+    np.testing.assert_array_equal(y, 0.0)
+
+
 @pytest.mark.parametrize("x_type", [F32, F16, BF16])
 @pytest.mark.parametrize("round_twice", [False, True])
 @pytest.mark.parametrize("op", ["RMSNorm", "AddRMSNorm", "GeneralRMSNorm"])

@@ -191,6 +191,41 @@ def test_axes_and_broadcasts(op, shape, axes, scale_shape):
         agree(got[0], expected(op, feeds, F32, axes=tuple(axes))[0], F32)
 
 
+@pytest.mark.parametrize("x_type", [F32, F16, BF16, F64])
+@pytest.mark.parametrize("bias", ["-0.0 throughout", "0.0 throughout", "one -0.0 among others", "one other among -0.0"])
+@pytest.mark.parametrize("constant", [("bias",), ("scale", "bias")])
+def test_a_bias_that_is_known_changes_no_bit(x_type, bias, constant):
+    """A constant bias of -0.0 is left out of the work; nothing else may be, and zeros keep their signs."""
+    feeds, types = random_feeds("GeneralRMSNorm", (5, 70), (70,), x_type, x_type)
+    feeds["X"][::2, ::3] = -0.0
+    if bias == "-0.0 throughout":
+        feeds["bias"][:] = -0.0
+    elif bias == "0.0 throughout":
+        feeds["bias"][:] = 0.0
+    elif bias == "one -0.0 among others":
+        feeds["bias"][3] = -0.0
+    else:
+        feeds["bias"][:] = -0.0
+        feeds["bias"][69] = 0.5
+    results = []
+    for constants in ((), constant):
+        data = norm_model("GeneralRMSNorm", x_type, x_type, constants={n: feeds[n] for n in constants})
+        session = ort.InferenceSession(data, options())
+        results.append(run(session, {n: a for n, a in feeds.items() if n not in constants}, types)[0])
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("shape", [(7,), (0,), (3, 2, 8)])
+@pytest.mark.parametrize("constant", [("bias",), ("scale", "bias")])
+def test_a_neutral_bias_has_to_fit_as_well(shape, constant):
+    feeds, _ = random_feeds("GeneralRMSNorm", (2, 8), (8,), F32, F32)
+    feeds["bias"] = np.full(shape, -0.0, np.float32)
+    data = norm_model("GeneralRMSNorm", F32, F32, constants={n: feeds[n] for n in constant})
+    session = ort.InferenceSession(data, options())
+    with pytest.raises(Exception, match=r"bias of shape .* does not broadcast"):
+        session.run(None, {n: a for n, a in feeds.items() if n not in constant})
+
+
 def test_partial_size_floor_and_outer_epsilon():
     feeds, types = random_feeds("GeneralRMSNorm", (4, 10), (10,), F32, F32)
     values = {"epsilon": 0.0, "epsilon_outside": 0.25, "rms_floor": 1.25, "partial_size": [3]}
@@ -246,12 +281,14 @@ def test_in_place_chains_leave_other_readers_alone(x_type):
     ],
 )
 @pytest.mark.parametrize("x_type", [F32, F16, F64])
-def test_threads_change_no_bit(shape, axes, scale_shape, x_type):
-    feeds, types = random_feeds("RMSNorm", shape, scale_shape, x_type, x_type)
-    data = norm_model("RMSNorm", x_type, x_type, rank=len(shape), axes=axes)
-    alone, together = (run(ort.InferenceSession(data, options(t)), feeds, types)[0] for t in (1, 3))
-    np.testing.assert_array_equal(alone, together)
-    agree(alone, expected("RMSNorm", feeds, x_type, axes=tuple(axes))[0], x_type)
+@pytest.mark.parametrize("op", list(INPUTS))
+def test_threads_change_no_bit(op, shape, axes, scale_shape, x_type):
+    feeds, types = random_feeds(op, shape, scale_shape, x_type, x_type)
+    data = norm_model(op, x_type, x_type, rank=len(shape), axes=axes)
+    alone, together = (run(ort.InferenceSession(data, options(t)), feeds, types) for t in (1, 3))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+    agree(alone[0], expected(op, feeds, x_type, axes=tuple(axes))[0], x_type)
 
 
 CHAIN = """
@@ -297,7 +334,7 @@ def test_one_session_on_several_threads():
 
     def work(seed):
         rng = np.random.default_rng(seed)
-        rows = int(rng.integers(1, 400))
+        rows = int(rng.integers(1, 400)) + 1024 * (seed % 2)
         feeds = {n: rng.standard_normal((rows, 96)).astype(np.float16) for n in ("X", "residual")}
         first = session.run(None, feeds)
         for _ in range(40):

@@ -448,7 +448,7 @@ def test_a_chain_that_reuses_memory():
             nodes.append(helper.make_node(SIMPLIFIED, [f"y{i}", "gamma"], [f"z{i}", f"inverse{i}"]))
             x, skip = f"z{i}", f"s{i}"
         types = skip_types(data_type)
-        feeds = feeds_of({"X": (70, 300), "skip": (70, 300)}, types)
+        feeds = feeds_of({"X": (350, 300), "skip": (350, 300)}, types)
         gamma = np.abs(feeds_of({"gamma": (300,)}, types)["gamma"])
         shape = ["n", 300]
         known = [helper.make_tensor_value_info(f"{c}{i}", data_type, shape) for c in "yzs" for i in range(4)]
@@ -507,7 +507,7 @@ def test_one_session_on_several_threads():
     failures, finished = [], []
 
     def work(seed):
-        rows = int(np.random.default_rng(seed).integers(1, 400))
+        rows = int(np.random.default_rng(seed).integers(1, 400)) + 1024 * (seed % 2)
         feeds = feeds_of({"X": (rows, 96), "skip": (rows, 96)}, types, seed)
         first = run_session(session, feeds, types)
         for _ in range(30):
