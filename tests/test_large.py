@@ -49,17 +49,19 @@ def large_model(folder, layers=32, hidden=8192, size=16 * GIB):
 
 
 PROGRAM = """
-import json, resource, sys, time
+import json, sys, time
 import rmsnorm_deploy
 start = time.perf_counter()
 fused, report = rmsnorm_deploy.fuse(sys.argv[1])
 rmsnorm_deploy.save(fused, sys.argv[2], source=sys.argv[1])
 seconds = time.perf_counter() - start
-mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+# getrusage would count the memory of the process that this one was forked from
+mib = int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")).split()[1]) / 1024
 print(json.dumps({"seconds": seconds, "mib": mib, "fused": len(report.fused)}))
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory as Linux tells it")
 def test_16_gib_of_weights_are_neither_read_nor_copied(tmp_path):
     path = large_model(tmp_path)
     weights = tmp_path / "weights.bin"
@@ -71,7 +73,7 @@ def test_16_gib_of_weights_are_neither_read_nor_copied(tmp_path):
     )
     result = json.loads(run.stdout)
     assert result["fused"] == 32
-    assert result["mib"] < 300
+    assert 20 < result["mib"] < 300
     assert result["seconds"] < 5
     after = weights.stat()
     assert (after.st_mtime_ns, after.st_size, after.st_blocks) == (before.st_mtime_ns, before.st_size, before.st_blocks)

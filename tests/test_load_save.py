@@ -517,8 +517,8 @@ def test_a_fused_model_with_external_weights_goes_round(tmp_path):
 
 def test_memory_stays_far_below_the_weights(tmp_path):
     """Fusing and saving beside the original a model whose (sparse) weights are 4 GiB."""
-    resource = pytest.importorskip("resource")
-    assert resource
+    if sys.platform != "linux":
+        pytest.skip("reads the peak of memory as Linux tells it")
     path = external(tmp_path)
     os.truncate(tmp_path / "model.data", 4 * 2**30)
     model = onnx.load(path, load_external_data=False)
@@ -528,10 +528,11 @@ def test_memory_stays_far_below_the_weights(tmp_path):
         entry.value = {"offset": "0", "length": str(4 * 2**30)}.get(entry.key, entry.value)
     path.write_bytes(model.SerializeToString())
     code = (
-        "import resource, sys, rmsnorm_deploy\n"
+        "import sys, rmsnorm_deploy\n"
         "fused, _ = rmsnorm_deploy.fuse(sys.argv[1])\n"
         "rmsnorm_deploy.save(fused, sys.argv[2], source=sys.argv[1])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        # getrusage would count the memory of the process that this one was forked from
+        "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM:')).split()[1])\n"
     )
     arguments = [sys.executable, "-c", code, str(path), str(tmp_path / "fused.onnx")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)

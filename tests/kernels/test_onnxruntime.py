@@ -292,8 +292,10 @@ def test_threads_change_no_bit(op, shape, axes, scale_shape, x_type):
 
 
 CHAIN = """
-import resource, sys
+import sys
 import numpy as np, onnxruntime as ort
+def peak():  # in KiB; getrusage would count the memory of the process that this one was forked from
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")).split()[1])
 options = ort.SessionOptions()
 options.register_custom_ops_library(sys.argv[1])
 options.intra_op_num_threads = 1
@@ -304,9 +306,9 @@ y = np.zeros_like(x)
 binding = session.io_binding()
 binding.bind_input("X", "cpu", 0, np.float32, x.shape, x.ctypes.data)
 binding.bind_output("Y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 session.run_with_iobinding(binding)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / x.nbytes)
+print((peak() - before) * 1024 / x.nbytes)
 """
 
 
@@ -324,7 +326,7 @@ def test_memory_is_reused(op, most, tmp_path):
     path = tmp_path / "chain.onnx"
     path.write_bytes(model(nodes, [("X", F32, ["n", 64])], [("Y", F32, ["n", 64])], [scale]))
     done = subprocess.run([sys.executable, "-c", CHAIN, library(), path], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < most
+    assert 0.5 < float(done.stdout) < most
 
 
 def test_one_session_on_several_threads():
