@@ -15,12 +15,14 @@ missing that is needed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +55,13 @@ def tool(name: str, *folders: str | Path) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, (*folders, *CUDA_FOLDERS))))
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: what stays behind would use the GPU beside the measurement."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 class Check:
     """The steps, in order, and what came of each."""
 
@@ -77,19 +86,22 @@ class Check:
         """Exit status, or None after ``limit`` seconds, and the output, which is also kept in a file."""
         log = self.given.out / f"{name}.log"
         with log.open("wb") as file:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=self.environment(),
+                start_new_session=True,
+            )
+            status: int | None = None
             try:
-                done = subprocess.run(
-                    [str(part) for part in command],
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=self.environment(),
-                    timeout=max(limit, 1),
-                    check=False,
-                )
-                status: int | None = done.returncode
+                status = process.wait(max(limit, 1))
             except subprocess.TimeoutExpired:
-                status = None
+                pass
+            finally:
+                if status is None:
+                    end(process)
         return status, log.read_text(errors="replace")
 
     def step(self, name: str, work: Callable[[], tuple[str, str]]) -> str:
@@ -128,7 +140,9 @@ class Check:
         if generator and not shutil.which("ninja"):
             generator.append(f"-DCMAKE_MAKE_PROGRAM={tool('ninja', Path(sys.executable).parent)}")
         options = [f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DRMSNORM_DEPLOY_CUDA=ON", "-DCMAKE_BUILD_TYPE=Release"]
-        status, text = self.run("configure", [cmake, "-S", ROOT / "ops", "-B", folder, *generator, *options], 90)
+        status, text = self.run(
+            "configure", [cmake, "-S", ROOT / "ops", "-B", folder, *generator, *options], min(90, self.left())
+        )
         if status:
             return "failed", f"cmake failed, see configure.log: {(text.strip().splitlines() or [''])[-1]}"
         jobs = str(os.cpu_count() or 2)
@@ -140,14 +154,18 @@ class Check:
         return result
 
     def smoke(self) -> tuple[str, str]:
-        return self.command("smoke", [sys.executable, "-m", "benchmarks.gpu.smoke", self.library or ""], 90)
+        return self.command(
+            "smoke", [sys.executable, "-m", "benchmarks.gpu.smoke", self.library or ""], min(90, self.left())
+        )
 
     def pytest(self, name: str, *arguments: str | Path) -> tuple[str, str]:
         lacking = [package for package in TESTS_NEED if importlib.util.find_spec(package) is None]
         if lacking:
             return "skipped", f"needs {', '.join(lacking)} in this Python"
         options = ["-q", "--tb=short", "--maxfail=20", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
-        limit = max(30, min(150, self.left() - self.given.least))
+        limit = min(150, self.left() - self.given.least)
+        if limit < 10:
+            return "skipped", "no time left"
         status, detail = self.command(name, [sys.executable, "-m", "pytest", *options, *arguments], limit)
         if status == "passed" and " passed" not in detail:
             return "failed", f"no test ran: {detail}"
@@ -195,6 +213,7 @@ class Check:
                         stderr=log,
                         cwd=ROOT,
                         env=self.environment(),
+                        start_new_session=True,
                     )
                 )
 
@@ -204,12 +223,11 @@ class Check:
             try:
                 process.wait(max(0.1, stop - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                end(process)
         self.compilers = []
 
     def measure(self) -> tuple[str, str]:
-        self.end_compilers(45)
+        self.end_compilers(max(0, min(45, self.left() - 60)))
         target = self.given.out / "measured.json"
         target.unlink(missing_ok=True)
         seconds = max(20, min(self.left() - 15, 270))
@@ -219,7 +237,7 @@ class Check:
         for name in ("rows", "sizes", "dtype"):
             if value := getattr(self.given, name) or grid.get(name):
                 command += [f"--{name}", value]
-        status, detail = self.command("measure", command, seconds + 30)
+        status, detail = self.command("measure", command, max(20, min(seconds + 30, self.left())))
         if target.is_file():
             self.measured = json.loads(target.read_text())
             detail = detail if status == "failed" else f"{len(self.measured['records'])} records"

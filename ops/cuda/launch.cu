@@ -23,11 +23,12 @@ cudaError_t describe(Device& device) {
   return error;
 }
 
-cudaError_t start(const Launch& launch, cudaStream_t stream) {
+cudaError_t start(const Launch& launch, const Device& device, cudaStream_t stream) {
   if (launch.shared_bytes > kOrdinarySharedBytes) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(launch.kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(launch.shared_bytes));
+    // Always the most there is: the limit belongs to the kernel, so that a lower one would fail the launch of another
+    // thread, or of a graph that is being captured.
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(launch.kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t configuration = {};
@@ -52,7 +53,7 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   Launch launch;
   const int code = plan(*params, device, launch);  // wrong params are refused without a device too
   if (code != RMS_NORM_OK || !launch.kernel) return code;
-  if (error == cudaSuccess) error = start(launch, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
 }
 

@@ -67,7 +67,7 @@ inline float __fdividef(float x, float y) {
   return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
 }
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
 enum { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;

@@ -301,6 +301,8 @@ void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t sh
 }  // namespace emulator
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, int, int value) {
+  // A launch of another thread that relies on the higher limit would fail.
+  if (shared_allowed[kernel] > value) return cudaErrorInvalidValue;
   shared_allowed[kernel] = value;
   return cudaSuccess;
 }

@@ -1,0 +1,1 @@
+"""Programs that measure: see README.md in this folder."""
