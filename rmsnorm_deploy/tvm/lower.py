@@ -87,7 +87,10 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             full_bias=len(parameterised) > 1 and parameterised[1][1],
         )
         if norm not in self.made:
-            self.made[norm] = self.builder_.add_func(self.kernel(norm), norm.name)
+            taken = sum(other.name == norm.name for other in self.made)
+            name = norm.name + (f"_{taken + 1}" if taken else "")
+            # the symbol of the library, too, which the schedule has named after the norm
+            self.made[norm] = self.builder_.add_func(self.kernel(norm).with_attr("global_symbol", name), name)
         arguments += [value for value, _ in parameterised]
         out = [relax.TensorType(flat, norm.dtype)] * len(parameters.op.outputs)
         result = emit(relax.op.call_tir(self.made[norm], relax.Tuple(arguments), out if norm.adds else out[0]))

@@ -76,7 +76,7 @@ def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str
             raise UsageError(
                 f"input '{name}' has shape {list(value.shape)}, not {shape}", "Equal names are equal sizes."
             )
-    return np.ascontiguousarray(value)
+    return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
 
 
 def load(path: StrPath) -> CompiledModel:
