@@ -63,20 +63,21 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         size = int(middle) if isinstance(middle, tirx.IntImm) else None
         flat = [outer, middle, inner] if columns else [outer, middle]
 
-        def flatten(value: Any) -> Any:
-            return emit(relax.op.reshape(value, relax.ShapeExpr(flat)))
+        def reshaped(value: Any, dims: list[Any]) -> Any:
+            """A reshape is no copy, but it is a call: none where nothing changes."""
+            return value if _equal(_shape(value), dims) else emit(relax.op.reshape(value, relax.ShapeExpr(dims)))
 
         def parameter(value: Any) -> tuple[Any, bool]:
             """A scale or bias as a vector of features or, if it varies elsewhere too, in X's shape."""
             dims = [tirx.IntImm("int64", 1)] * (len(shape) - value.ty.ndim) + _shape(value)
             if not all(_is_one(d) for i, d in enumerate(dims) if not first <= i < last):
-                return flatten(emit(relax.op.broadcast_to(value, relax.ShapeExpr(shape)))), True
-            value = emit(relax.op.reshape(value, relax.ShapeExpr(dims[first:last])))
+                return reshaped(emit(relax.op.broadcast_to(value, relax.ShapeExpr(shape))), flat), True
+            value = reshaped(value, dims[first:last])
             if not _equal(dims[first:last], shape[first:last]):
                 value = emit(relax.op.broadcast_to(value, relax.ShapeExpr(shape[first:last])))
-            return emit(relax.op.reshape(value, relax.ShapeExpr([middle]))), False
+            return reshaped(value, [middle]), False
 
-        arguments = [flatten(value) for value in inputs[: 2 if parameters.op.inputs[1] == "residual" else 1]]
+        arguments = [reshaped(value, flat) for value in inputs[: 2 if parameters.op.inputs[1] == "residual" else 1]]
         parameterised = [parameter(value) for value in inputs[len(arguments) :]]
         norm = Norm(
             parameters=dataclasses.replace(parameters, axes=(-1,)),
@@ -94,11 +95,9 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         arguments += [value for value, _ in parameterised]
         out = [relax.TensorType(flat, norm.dtype)] * len(parameters.op.outputs)
         result = emit(relax.op.call_tir(self.made[norm], relax.Tuple(arguments), out if norm.adds else out[0]))
-        back = relax.ShapeExpr(shape)
         if not norm.adds:
-            return relax.op.reshape(result, back)
-        parts = [emit(relax.op.reshape(emit(relax.TupleGetItem(result, i)), back)) for i in range(2)]
-        return relax.Tuple(parts)
+            return reshaped(result, shape)
+        return relax.Tuple([reshaped(emit(relax.TupleGetItem(result, i)), shape) for i in range(2)])
 
 
 def _shape(value: Any) -> list[Any]:
