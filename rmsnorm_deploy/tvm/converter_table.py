@@ -37,10 +37,10 @@ def converter(convert: Any) -> type[Any]:
 
 
 @contextlib.contextmanager
-def extended(converters: Mapping[str, type[Any]]) -> Iterator[None]:
+def extended(converters: Mapping[str, type[Any]]) -> Iterator[io.StringIO]:
     """Have TVM's importer know ``converters``, by operator name; one thread at a time, and never for longer.
 
-    Meanwhile TVM's importer neither prints nor warns: what it has to say is in the exception.
+    Meanwhile TVM's importer neither warns nor prints: what it would have printed is in the buffer that is yielded.
     """
     with _LOCK:
         original = _original()
@@ -50,9 +50,9 @@ def extended(converters: Mapping[str, type[Any]]) -> Iterator[None]:
 
         setattr(onnx_frontend, _NAME, table)
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
                 warnings.simplefilter("ignore")
-                yield
+                yield printed
         finally:
             setattr(onnx_frontend, _NAME, original)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import onnx_ir as ir
@@ -40,15 +41,18 @@ def import_onnx(model: StrPath | ModelProto | ir.Model) -> Any:
 def import_prepared(proto: ModelProto) -> Any:
     """A model from :func:`rmsnorm_deploy.tvm.prepare.prepared` as a Relax module."""
     converters = {PREFIX + name: converter_table.converter(function) for name, function in _CONVERTERS.items()}
-    with converter_table.extended(converters):
+    with converter_table.extended(converters) as printed:
         try:
             return from_onnx(proto)
         except RmsNormDeployError:
             raise
         except Exception as error:  # TVM's converters raise whatever comes
             text = (str(error).strip().splitlines() or ["no message"])[-1]
+            # "Error converting operator NAME, with inputs: ..." is the only trace of the operator
+            found = re.search(r"Error converting operator (\w+)", printed.getvalue())
+            where = f" (at a node of type {found[1].removeprefix(PREFIX)})" if found else ""
             raise ModelError(
-                f"TVM cannot import the model: {type(error).__name__}: {text}",
+                f"TVM cannot import the model{where}: {type(error).__name__}: {text}",
                 "Fixed shapes often help: export the model without dynamic dimensions.",
             ) from error
 

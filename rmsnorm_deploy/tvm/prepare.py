@@ -69,6 +69,7 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
             f"TVM cannot import {len(refused)} node{'s' if len(refused) > 1 else ''}: {'; '.join(refused)}",
             "Run the model in onnxruntime, or export it without these operators.",
         )
+    _write_out_scalars(proto.graph)
     if DOMAIN not in {o.domain for o in proto.opset_import}:
         proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return proto
@@ -145,3 +146,19 @@ def _normalise_constant(node: NodeProto) -> bool:
     )
     node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
     return True
+
+
+def _write_out_scalars(graph: GraphProto) -> None:
+    """A ConstantOfShape of no dimensions as the Constant that it is: TVM makes a vector of it and then fails."""
+    empty = {t.name for t in graph.initializer if list(t.dims) == [0]}
+    for node in _nodes(graph):
+        if node.op_type == "Constant" and list(node.attribute[0].t.dims) == [0]:
+            empty.add(node.output[0])
+        elif node.op_type == "ConstantOfShape" and node.input[0] in empty:
+            tensor = helper.make_tensor("value", TensorProto.FLOAT, [], [0.0])
+            if node.attribute:
+                tensor.CopyFrom(node.attribute[0].t)
+                del tensor.dims[:]
+            node.op_type = "Constant"
+            del node.input[:], node.attribute[:]
+            node.attribute.append(helper.make_attribute("value", tensor))

@@ -299,3 +299,23 @@ def test_constants_of_numbers_become_tensors(kind):
     x = np.ones(2, np.int64 if kind == TensorProto.INT64 else np.float32)
     proto = model(nodes, [("x", kind, (2,))], [("y", kind, (2,))])
     np.testing.assert_array_equal(run(import_onnx(proto), [x])[0], x + x.dtype.type(7))
+
+
+def test_a_converter_that_fails_is_named_and_nothing_is_printed(capsys):
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    proto = model([node], [("x", F32, (4,)), ("shape", TensorProto.INT64, (2,))], [("y", F32, (2, 2))])
+    with pytest.raises(ModelError, match="at a node of type Reshape"):
+        import_onnx(proto)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_scalar_made_by_constant_of_shape(value):
+    fill = helper.make_node("ConstantOfShape", ["none"], ["c"])
+    if value is not None:
+        fill.attribute.append(helper.make_attribute("value", helper.make_tensor("v", F32, [1], [float(value)])))
+    none = helper.make_node("Constant", [], ["none"], value=helper.make_tensor("n", TensorProto.INT64, [0], []))
+    add = helper.make_node("Add", ["x", "c"], ["y"])
+    proto = model([none, fill, add], [("x", F32, (2, 2))], [("y", F32, (2, 2))])
+    x = np.ones((2, 2), np.float32)
+    np.testing.assert_array_equal(run(import_onnx(proto), [x])[0], x + (value or 0))
