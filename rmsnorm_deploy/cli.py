@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -543,6 +544,51 @@ def doctor_command(as_json: JsonFlag = False) -> None:
         _print(f"{name:<{width}}  {text}")
     for advice in found["advice"]:
         _say(f"hint: {advice}")
+
+
+# -- compile ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("compile")
+def compile_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to make.")],
+    target: Annotated[str, typer.Option("--target", metavar="TARGET", help="llvm, the CPU.")] = "llvm",
+    mcpu: Annotated[
+        str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; this machine's by default.")
+    ] = None,
+    dump_ir: Annotated[
+        Path | None, typer.Option("--dump-ir", metavar="DIR", help="Write the module there after each pass.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compile MODEL with TVM into a folder that rmsnorm_deploy.tvm.load runs without the model."""
+    from rmsnorm_deploy import tvm
+
+    with _to_stderr():
+        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir)
+    if as_json:
+        _print_json(made.to_dict())
+    else:
+        _print(f"{made.path}: {made.norms} norms in {made.kernels} kernels, for {made.target} {made.mcpu}")
+    _say(f"took {made.seconds:.2f} s")
+
+
+@contextlib.contextmanager
+def _to_stderr() -> Iterator[None]:
+    """What TVM and the linker write to the process's stdout goes to stderr: stdout is for data."""
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 @app.command("demo")

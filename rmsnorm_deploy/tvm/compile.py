@@ -1,0 +1,131 @@
+"""A model compiled into a folder that runs elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import tvm
+from onnx import ModelProto, ValueInfoProto, helper
+
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.paths import StrPath
+from rmsnorm_deploy.tvm import pipeline, targets
+from rmsnorm_deploy.tvm.importer import import_prepared
+from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
+from rmsnorm_deploy.tvm.run import DESCRIPTION, LIBRARY, SCHEMA_VERSION
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compilation made.
+
+    Attributes:
+        path: the folder.
+        target: TVM's name of the target.
+        mcpu: the CPU it is for.
+        norms: norms in the model.
+        kernels: kernels that they share.
+        seconds: time taken.
+    """
+
+    path: Path
+    target: str
+    mcpu: str
+    norms: int
+    kernels: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return dataclasses.asdict(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)}
+
+
+def compile(
+    model: StrPath | ModelProto | ir.Model,
+    target: str = "llvm",
+    mcpu: str | None = None,
+    *,
+    output: StrPath,
+    dump_ir: StrPath | None = None,
+) -> Compiled:
+    """Compile ``model``, fused or not, into the folder ``output``: a shared library, with the weights, and a JSON.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        target: ``llvm``, the CPU.
+        mcpu: LLVM's name of the CPU; this machine's by default.
+        output: a folder that is not there yet; nothing appears there when something fails.
+        dump_ir: write the module there before the first pass and after each.
+
+    Raises:
+        UsageError: the target or CPU is unknown, or ``output`` is there already.
+        ModelError: the model cannot be read, or TVM cannot import or compile it.
+        MissingEnvironment: there is no C++ compiler to link the library.
+    """
+    started = time.perf_counter()
+    resolved = targets.resolve(target, mcpu)
+    folder = Path(output)
+    if folder.exists():
+        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
+    if not folder.absolute().parent.is_dir():
+        raise UsageError(f"the folder {folder.absolute().parent} is not there", "Make it first.")
+    proto = prepared(model)
+    imported = import_prepared(proto)
+    norms = sum(n.domain == DOMAIN and n.op_type.startswith(PREFIX) for n in proto.graph.node)
+    try:
+        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir))
+        executable = tvm.relax.build(module, target=resolved, relax_pipeline=None)
+    except RmsNormDeployError:
+        raise
+    except Exception as error:  # TVM's passes raise whatever comes
+        text = (str(error).strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"TVM cannot compile the model: {text}", "--dump-ir DIR shows how far it came.") from error
+    kernels = sum("rms_norm_" in v.name_hint for v in module.get_global_vars())
+    description = {
+        "schema_version": SCHEMA_VERSION,
+        "target": target,
+        "mcpu": str(resolved.attrs["mcpu"]),
+        "tvm": tvm.__version__,
+        "norms": norms,
+        "kernels": kernels,
+        "inputs": [_value(v) for v in _inputs(proto)],
+        "outputs": [_value(v) for v in proto.graph.output],
+    }
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
+        made = Path(staging) / "made"
+        made.mkdir()
+        try:
+            executable.export_library(str(made / LIBRARY))
+        except (RuntimeError, OSError) as error:
+            if shutil.which(os.environ.get("CXX", "g++")) is None:
+                raise MissingEnvironment(
+                    "there is no C++ compiler to link the library with", "Install g++, for instance."
+                ) from error
+            raise
+        (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        made.rename(folder)
+    return Compiled(folder, target, description["mcpu"], norms, kernels, time.perf_counter() - started)
+
+
+def _inputs(proto: ModelProto) -> list[ValueInfoProto]:
+    initialised = {t.name for t in proto.graph.initializer}
+    return [v for v in proto.graph.input if v.name not in initialised]
+
+
+def _value(value: ValueInfoProto) -> dict[str, Any]:
+    tensor = value.type.tensor_type
+    shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in tensor.shape.dim]
+    return {
+        "name": value.name,
+        "type": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type)),
+        "shape": shape if tensor.HasField("shape") else None,
+    }

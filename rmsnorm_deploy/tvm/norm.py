@@ -1,0 +1,89 @@
+"""One norm as a kernel sees it: types, attributes and layout, everything that makes two kernels differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from onnx import TensorProto
+
+from rmsnorm_deploy.op import NormParameters, Op
+
+MARKER = "rmsnorm_deploy.norm"
+"""Name of the call that stands for a norm in an imported module, until a schedule takes its place."""
+
+DTYPES = {
+    int(TensorProto.FLOAT): "float32",
+    int(TensorProto.FLOAT16): "float16",
+    int(TensorProto.BFLOAT16): "bfloat16",
+    int(TensorProto.DOUBLE): "float64",
+}
+"""TVM's name of each type that a norm can have."""
+DATA_TYPES = {name: number for number, name in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """The norm of a tensor of shape (outer, size, inner) over its middle dimension.
+
+    Attributes:
+        parameters: of the operator, except for ``axes``, which the layout replaces.
+        scale_dtype: type of scale and bias.
+        size: number of features, or None where it is known at run time only.
+        columns: whether ``inner`` may be other than 1; else the tensor is (outer, size).
+        full_scale: whether scale has the tensor's own shape instead of (size,).
+        full_bias: the same for the bias.
+    """
+
+    parameters: NormParameters
+    scale_dtype: str
+    size: int | None
+    columns: bool = False
+    full_scale: bool = False
+    full_bias: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """Type of X, the residual and the results."""
+        return DTYPES[self.parameters.output_type]
+
+    @property
+    def stash(self) -> str:
+        """Type of the arithmetic."""
+        return DTYPES[self.parameters.stash_type]
+
+    @property
+    def rounding(self) -> str:
+        """Type to which the normalised value is rounded before the scale."""
+        return DTYPES[self.parameters.scale_type]
+
+    @property
+    def adds(self) -> bool:
+        """Whether a residual comes in and the sum goes out."""
+        return self.parameters.op is Op.ADD_RMS_NORM
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias is added."""
+        return self.parameters.op is Op.GENERAL_RMS_NORM
+
+    @property
+    def name(self) -> str:
+        """A name for the kernel; equal norms have equal names, others may share one."""
+        layout = "columns" if self.columns else "rows"
+        size = "any" if self.size is None else str(self.size)
+        op = {Op.RMS_NORM: "rms_norm", Op.ADD_RMS_NORM: "add_rms_norm", Op.GENERAL_RMS_NORM: "general_rms_norm"}
+        return f"{op[self.parameters.op]}_{layout}_{size}_{self.dtype}"
+
+
+def to_text(parameters: NormParameters) -> str:
+    """``parameters`` as they stand in a module."""
+    values: dict[str, Any] = dataclasses.asdict(parameters)
+    return json.dumps(values | {"op": parameters.op.value}, sort_keys=True)
+
+
+def from_text(text: str) -> NormParameters:
+    """The inverse of :func:`to_text`."""
+    values = json.loads(text)
+    return NormParameters(**(values | {"op": Op(values["op"]), "axes": tuple(values["axes"])}))

@@ -1,0 +1,76 @@
+"""The passes between an imported model and machine code: one list, in order, each of which can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from rmsnorm_deploy.tvm.lower import lowered
+from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules import cpu
+
+Pass = tuple[str, Callable[[Any], Any]]
+
+
+def lower_norms(target: Any) -> Callable[[Any], Any]:
+    """The pass that makes kernels of norms, with the schedule for ``target``."""
+    lanes = 16 if tvm.target.codegen.llvm_get_vector_width(target) >= 512 else 8
+    schedule = cpu.CpuSchedule(lanes=lanes)
+
+    def make(norm: Norm) -> Any:
+        return cpu.kernel(norm, schedule)
+
+    return lambda module: lowered(module, make)
+
+
+def passes(target: Any) -> list[Pass]:
+    """Every pass for ``target``, in the order in which they run."""
+    t = relax.transform
+    return [
+        ("lower_norms", lower_norms(target)),
+        ("dispatch_sampling", relax.backend.DispatchSampling()),
+        ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
+        ("legalize_operators", t.LegalizeOps()),
+        ("annotate_patterns", t.AnnotateTIROpPattern()),
+        ("fold_constants", t.FoldConstant()),
+        ("fuse_operators", t.FuseOps()),
+        ("fuse_kernels", t.FuseTIR()),
+        ("reshapes_without_copies", t.RewriteDataflowReshape()),
+        ("to_non_dataflow", t.ToNonDataflow()),
+        ("remove_purity_checking", t.RemovePurityChecking()),
+        ("call_kernels", t.CallTIRRewrite()),
+        ("plan_memory", t.StaticPlanBlockMemory()),
+        ("lower_allocations", t.LowerAllocTensor()),
+        ("free_after_last_use", t.KillAfterLastUse()),
+        ("lower_builtins", t.LowerRuntimeBuiltin()),
+        ("compute_sizes", t.ComputePrimValue()),
+        ("lower_shapes", t.VMShapeLower()),
+        ("name_functions", t.AttachGlobalSymbol()),
+    ]
+
+
+def run(module: Any, target: Any, dump: Path | None = None) -> Any:
+    """``module`` through every pass.
+
+    Args:
+        module: from :func:`rmsnorm_deploy.tvm.importer.import_onnx`.
+        target: from :func:`rmsnorm_deploy.tvm.targets.resolve`.
+        dump: write the module there as TVMScript, before the first pass and after each.
+    """
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        _write(module, dump / "00_imported.py")
+    with target, tvm.transform.PassContext(opt_level=3):
+        for number, (name, step) in enumerate(passes(target), 1):
+            module = step(module)
+            if dump is not None:
+                _write(module, dump / f"{number:02}_{name}.py")
+    return module
+
+
+def _write(module: Any, path: Path) -> None:
+    path.write_text(module.script(show_meta=False), encoding="utf-8")

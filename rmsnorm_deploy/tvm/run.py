@@ -1,0 +1,105 @@
+"""A compiled folder as a function; needs TVM's runtime, not the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
+from rmsnorm_deploy.paths import StrPath
+
+LIBRARY = "model.so"
+DESCRIPTION = "model.json"
+SCHEMA_VERSION = 1
+
+Array = NDArray[Any]
+
+
+class CompiledModel:
+    """A compiled model: call it with ``{name: array}``, and it returns ``{name: array}``.
+
+    Attributes:
+        description: what ``model.json`` says: inputs, outputs, target, versions.
+    """
+
+    def __init__(self, description: dict[str, Any], main: Any, device: Any) -> None:
+        self.description = description
+        self._main = main
+        self._device = device
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            feeds: an array for each input, of exactly its type and of a shape that it allows.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of another type or shape.
+        """
+        inputs = self.description["inputs"]
+        unknown = sorted(set(feeds) - {i["name"] for i in inputs})
+        if unknown:
+            raise UsageError(
+                f"the model has no input '{unknown[0]}'", f"It has: {', '.join(i['name'] for i in inputs)}."
+            )
+        sizes: dict[str, int] = {}
+        values = [tvm.runtime.tensor(_checked(i, feeds, sizes), self._device) for i in inputs]
+        results = self._main(*values)
+        outputs = self.description["outputs"]
+        if len(outputs) == 1:
+            results = [results]
+        return {o["name"]: r.numpy() for o, r in zip(outputs, results, strict=True)}
+
+
+def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str, int]) -> Array:
+    name = wanted["name"]
+    if name not in feeds:
+        raise UsageError(f"input '{name}' is missing", f"Its type is {wanted['type']}, its shape {wanted['shape']}.")
+    value = np.asarray(feeds[name])
+    dtype = np.dtype(ml_dtypes.bfloat16 if wanted["type"] == "bfloat16" else wanted["type"])
+    if value.dtype != dtype:
+        raise UsageError(f"input '{name}' is {value.dtype}, not {dtype}", "Convert it before the call.")
+    shape = wanted["shape"]
+    if shape is not None:
+        fits = len(shape) == value.ndim
+        for dim, size in zip(shape, value.shape, strict=False):
+            expected = dim if isinstance(dim, int) else size if dim == "?" else sizes.setdefault(dim, size)
+            fits = fits and expected == size
+        if not fits:
+            raise UsageError(
+                f"input '{name}' has shape {list(value.shape)}, not {shape}", "Equal names are equal sizes."
+            )
+    return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
+
+
+def load(path: StrPath) -> CompiledModel:
+    """The model in a folder that :func:`rmsnorm_deploy.tvm.compile` wrote, for this process.
+
+    Raises:
+        ModelError: the folder is not one, or is incomplete.
+        MissingEnvironment: it was made by another release of TVM.
+    """
+    folder = Path(path)
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        version = description["schema_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} is no compiled model: {DESCRIPTION} cannot be read", "Compile it again.") from error
+    if version != SCHEMA_VERSION:
+        raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
+    if description["tvm"].split(".")[:2] != tvm.__version__.split(".")[:2]:
+        raise MissingEnvironment(
+            f"{folder} was made by TVM {description['tvm']}, and this is {tvm.__version__}", "Compile it again."
+        )
+    if not (folder / LIBRARY).is_file():
+        raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
+    device = tvm.cpu()
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / LIBRARY)), device)
+    return CompiledModel(description, machine["main"], device)

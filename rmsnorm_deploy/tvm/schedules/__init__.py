@@ -1,0 +1,1 @@
+"""The schedules: one module for each kind of device."""

@@ -1,0 +1,152 @@
+"""Whole models compiled, and run by a process that knows nothing else of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+
+from rmsnorm_deploy import tvm
+from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
+from rmsnorm_deploy.inputs import make_inputs
+from rmsnorm_deploy.tvm import targets
+
+MODELS = sorted((Path(__file__).parent.parent.parent / "samples" / "models").glob("*.onnx"))
+RUN = (
+    "import sys, numpy as np; from rmsnorm_deploy import tvm; f = tvm.load(sys.argv[1]); "
+    "np.savez(sys.argv[3], **f(dict(np.load(sys.argv[2]))))"
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A model of one norm, and it compiled."""
+    folder = tmp_path_factory.mktemp("small")
+    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], epsilon=1e-6)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [info("x", TensorProto.FLOAT, ("rows", 24)), info("w", TensorProto.FLOAT, (24,))],
+        [info("y", TensorProto.FLOAT, ("rows", 24))],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11), folder / "m.onnx")
+    tvm.compile(folder / "m.onnx", output=folder / "c")
+    return folder
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_exports_run_in_a_fresh_process_as_in_onnxruntime(path, tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    feeds = make_inputs(onnx.load(path))
+    made = tvm.compile(path, output=tmp_path / "c")
+    assert made.norms >= 5
+    assert 1 <= made.kernels < made.norms
+    np.savez(tmp_path / "in.npz", **feeds)
+    subprocess.run([sys.executable, "-c", RUN, tmp_path / "c", tmp_path / "in.npz", tmp_path / "out.npz"], check=True)
+    got = np.load(tmp_path / "out.npz")
+    session = ort.InferenceSession(path)
+    for value, wanted in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        assert got[value.name].dtype == wanted.dtype
+        bar = 5e-3 if wanted.dtype == np.float16 else 1e-5
+        assert np.abs(got[value.name].astype(float) - wanted.astype(float)).max() <= bar
+        assert np.abs(wanted.astype(float)).max() > 0.1
+
+
+def test_the_folder_says_what_it_is(small):
+    said = json.loads((small / "c" / "model.json").read_text())
+    assert said["inputs"] == [
+        {"name": "x", "type": "float32", "shape": ["rows", 24]},
+        {"name": "w", "type": "float32", "shape": [24]},
+    ]
+    assert [o["name"] for o in said["outputs"]] == ["y"]
+    assert (said["target"], said["mcpu"], said["norms"], said["kernels"]) == ("llvm", targets.this_cpu(), 1, 1)
+    assert sorted(p.name for p in small.iterdir()) == ["c", "m.onnx"]
+
+
+def test_any_number_of_rows_and_threads(small):
+    f = tvm.load(small / "c")
+    rng = np.random.default_rng(1)
+    w = rng.standard_normal(24).astype(np.float32)
+    for rows in (1, 7, 3000):
+        x = rng.standard_normal((rows, 24)).astype(np.float32)
+        truth = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-6) * w
+        np.testing.assert_allclose(f({"x": x, "w": w})["y"], truth, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "said"),
+    [
+        ({"x": np.ones((2, 24), np.float32)}, "input 'w' is missing"),
+        ({"x": np.ones((2, 24)), "w": np.ones(24, np.float32)}, "is float64, not float32"),
+        ({"x": np.ones((2, 23), np.float32), "w": np.ones(24, np.float32)}, "has shape"),
+        ({"x": np.ones(24, np.float32), "w": np.ones(24, np.float32)}, "has shape"),
+        ({"z": np.ones(24, np.float32)}, "no input 'z'"),
+    ],
+)
+def test_wrong_inputs_are_refused(small, feeds, said):
+    with pytest.raises(UsageError, match=said):
+        tvm.load(small / "c")(feeds)
+
+
+@pytest.mark.parametrize(
+    ("target", "mcpu", "said"),
+    [
+        ("llvm", "abacus", "knows no CPU 'abacus'"),
+        ("llvm", "native", "knows no CPU 'native'"),
+        ("llvm", "znver33", "Perhaps znver3"),
+        ("toaster", None, "no schedules for target 'toaster'"),
+        ("cuda", None, "no schedules for target 'cuda'"),
+    ],
+)
+def test_unknown_targets_and_processors_are_refused(small, tmp_path, target, mcpu, said):
+    with pytest.raises(UsageError) as raised:
+        tvm.compile(small / "m.onnx", target, mcpu, output=tmp_path / "c")
+    assert said in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_generic_processor_on_request(small, tmp_path):
+    assert tvm.compile(small / "m.onnx", mcpu="generic", output=tmp_path / "c").mcpu == "generic"
+    x, w = np.ones((2, 24), np.float32), np.ones(24, np.float32)
+    np.testing.assert_allclose(tvm.load(tmp_path / "c")({"x": x, "w": w})["y"], x, rtol=1e-5)
+
+
+def test_nothing_is_overwritten_and_nothing_half_done_stays(small, tmp_path):
+    with pytest.raises(UsageError, match="there already"):
+        tvm.compile(small / "m.onnx", output=small / "c")
+    with pytest.raises(ModelError):
+        tvm.compile(small / "c" / "model.json", output=tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
+    with pytest.raises(ModelError, match=r"no compiled model"):
+        tvm.load(tmp_path)
+    said = json.loads((small / "c" / "model.json").read_text())
+    for change, error in (
+        ({"schema_version": 99}, ModelError),
+        ({"tvm": "0.1.0"}, MissingEnvironment),
+        ({}, ModelError),
+    ):
+        (tmp_path / "model.json").write_text(json.dumps(said | change))
+        with pytest.raises(error, match=r"format 99|made by TVM 0.1.0|lacks model.so"):
+            tvm.load(tmp_path)
+
+
+def test_the_command(small, tmp_path, capfd):
+    assert (
+        main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "c"), "--json", "--dump-ir", str(tmp_path / "ir")])
+        == 0
+    )
+    assert json.loads(capfd.readouterr().out)["kernels"] == 1
+    assert (tmp_path / "ir" / "01_lower_norms.py").exists()
+    assert main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "d"), "--mcpu", "abacus"]) == 2
+    assert "knows no CPU 'abacus'" in capfd.readouterr().err

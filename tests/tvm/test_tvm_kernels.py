@@ -1,0 +1,181 @@
+"""The CPU schedule against float64: the cases of the kernels' contract, run on what TVM compiles."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+# the folder that this file is in would pass for an empty package "tvm"
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+
+import test_contract
+import tvm
+from test_contract import ALL, COMBINATIONS, DTYPES, F16, F32, F64, Call, agrees, values
+
+from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.norm import DTYPES as NAMES
+from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules.cpu import CpuSchedule, kernel
+
+
+class TvmKernels:
+    """The kernels' C contract, answered by compiled schedules, so that the contract's own tests can run on them."""
+
+    def __init__(self, schedule):
+        self.schedule = schedule
+        self.made = {}
+
+    def rmsnorm_deploy_error_text(self, code):
+        return str(code)
+
+    def rmsnorm_deploy_cpu_run(self, reference):
+        p = reference._obj
+        shape = tuple(p.shape[: p.rank])
+        end = p.axis_begin + p.axis_count
+        size = int(np.prod(shape[p.axis_begin : end]))
+        columns = int(np.prod(shape[end:])) != 1
+        flat = (int(np.prod(shape[: p.axis_begin])), size, int(np.prod(shape[end:])))[: 3 if columns else 2]
+
+        def array(pointer, dtype, dims, strides=None):
+            count = (
+                int(np.prod(dims))
+                if strides is None
+                else 1 + sum(s * (d - 1) for s, d in zip(strides, dims, strict=True))
+            )
+            memory = (ctypes.c_char * (max(count, 0) * np.dtype(dtype).itemsize)).from_address(pointer)
+            found = np.frombuffer(memory, dtype)
+            if strides is None:
+                return found.reshape(dims)
+            return np.lib.stride_tricks.as_strided(found, dims, [s * found.itemsize for s in strides])
+
+        def parameter(pointer, strides):
+            full = array(pointer, DTYPES[p.scale_type], shape, strides)
+            outside = [s for i, s in enumerate(strides) if not p.axis_begin <= i < end]
+            if any(outside):
+                return full.reshape(flat), True
+            return full[(0,) * p.axis_begin].reshape(size, -1)[:, 0], False
+
+        dtype = DTYPES[p.x_type]
+        general = bool(p.bias) or p.partial_size != ALL or p.epsilon_outside or p.rms_floor
+        if general and p.residual:
+            pytest.skip("no operator has both a residual and a bias")
+        op = Op.GENERAL_RMS_NORM if general else Op.ADD_RMS_NORM if p.residual else Op.RMS_NORM
+        arguments = [array(p.x, dtype, flat)] + ([array(p.residual, dtype, flat)] if p.residual else [])
+        scale, full_scale = parameter(p.scale, p.scale_strides[: p.rank])
+        arguments.append(scale)
+        full_bias = False
+        if general:
+            bias, full_bias = np.full((size,), -0.0, DTYPES[p.scale_type]), False
+            if p.bias:
+                bias, full_bias = parameter(p.bias, p.bias_strides[: p.rank])
+            arguments.append(bias)
+        parameters = NormParameters(
+            op,
+            p.x_type,
+            (-1,),
+            p.epsilon,
+            p.stash_type,
+            p.round_type,
+            p.epsilon_outside,
+            p.rms_floor,
+            None if p.partial_size == ALL else p.partial_size,
+        )
+        norm = Norm(parameters, NAMES[p.scale_type], size, columns, full_scale, full_bias)
+        outputs = [tvm.runtime.tensor(np.zeros(flat, dtype)) for _ in op.outputs]
+        self.function(norm)(*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arguments), *outputs)
+        for pointer, result in zip((p.y, p.sum), outputs, strict=False):
+            if pointer:
+                array(pointer, dtype, flat)[...] = result.numpy()
+        return 0
+
+    def function(self, norm):
+        if norm not in self.made:
+            module = tvm.IRModule({"norm": kernel(norm, self.schedule).with_attr("global_symbol", "norm")})
+            self.made[norm] = tvm.compile(module, target=targets.resolve("llvm"))
+        return self.made[norm]["norm"]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return TvmKernels(CpuSchedule())
+
+
+SHARED = [
+    "test_a_long_row_stays_exact",
+    "test_long_columns_stay_exact",
+    "test_small_and_large_values",
+    "test_an_rms_without_a_reciprocal",
+    "test_nan_infinity_and_zero",
+    "test_infinity_behind_the_measured_features_stays_infinity",
+    "test_a_nan_with_every_bit_set_is_rounded_to_a_nan",
+    "test_squares_beyond_float32_become_infinite",
+    "test_every_sixteen_bit_value",
+    "test_rounding_to_sixteen_bits_is_to_nearest_even",
+    "test_the_two_rounding_orders_differ",
+    "test_float64_arithmetic_is_rounded_to_float16_once",
+    "test_the_same_bytes_every_time_and_beside_any_rows",
+]
+globals().update({name: getattr(test_contract, name) for name in SHARED})
+
+
+@pytest.mark.parametrize(("op", "x_type", "scale_type", "stash_type", "round_type"), COMBINATIONS)
+def test_every_combination_of_types(kernels, op, x_type, scale_type, stash_type, round_type):
+    rng = np.random.default_rng(7)
+    shape = (2, 21, 5) if op == "GeneralRMSNorm" and stash_type == F32 else (5, 67)
+    scale = values(rng, (shape[1],) + (1,) * (len(shape) - 2), scale_type)
+    x = values(rng, shape, x_type)
+    call = Call(x, scale, x_type, scale_type, round_type, stash_type, (1,), epsilon=1e-3)
+    if op == "AddRMSNorm":
+        call.residual = values(rng, shape, x_type)
+    if op == "GeneralRMSNorm":
+        call.bias = values(rng, scale.shape, scale_type)
+        call.epsilon_outside, call.rms_floor, call.partial_size = 0.125, 1.1, 17
+    agrees(call, *call.run(kernels))
+
+
+@pytest.mark.parametrize("x_type", [F32, F16])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("size", [1, 9, 64, 127, 896, 4097])
+def test_row_lengths(kernels, x_type, adds, size):
+    rng = np.random.default_rng(11)
+    call = Call(values(rng, (3, size), x_type), values(rng, (size,), x_type), x_type, x_type, x_type)
+    if adds:
+        call.residual = values(rng, (3, size), x_type)
+    agrees(call, *call.run(kernels))
+
+
+@pytest.mark.parametrize("schedule", [CpuSchedule(lanes=16), CpuSchedule(4, 3, 0, 100), CpuSchedule(8, 1, 0, 1)])
+@pytest.mark.parametrize("size", [100, 2000])
+def test_every_choice_of_the_schedule_is_right_serial_and_parallel(schedule, size):
+    rng = np.random.default_rng(13)
+    own = TvmKernels(schedule)
+    for rows in (1, 2, 3, 64):
+        call = Call(values(rng, (rows, size), F32), values(rng, (size,), F32), residual=values(rng, (rows, size), F32))
+        agrees(call, *call.run(own))
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 8, 5)])
+def test_scales_that_vary_from_row_to_row(kernels, shape):
+    rng = np.random.default_rng(17)
+    for dims in (shape, (shape[0],) + (1,) * (len(shape) - 1)):
+        call = Call(values(rng, shape, F32), values(rng, dims, F32), axes=(1,), bias=values(rng, dims, F32))
+        agrees(call, *call.run(kernels))
+
+
+def test_a_size_known_at_run_time_only():
+    rng = np.random.default_rng(19)
+    norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", None)
+    function = TvmKernels(CpuSchedule()).function(norm)
+    for size in (1, 37, 4097):
+        call = Call(values(rng, (3, size), F32), values(rng, (size,), F32))
+        y = tvm.runtime.tensor(np.empty_like(call.x))
+        function(tvm.runtime.tensor(call.x), tvm.runtime.tensor(call.scale), y)
+        agrees(call, y.numpy(), None)
+
+
+def test_float64_sums_are_not_made_in_float32(kernels):
+    call = Call(np.full((2, 64), 1 + 2.0**-30), np.array(1.0), F64, F64, F64, F64, epsilon=0.0)
+    call.residual = np.full((2, 64), 2.0**-40)
+    _, total = call.run(kernels)
+    np.testing.assert_array_equal(total, call.x + call.residual)
