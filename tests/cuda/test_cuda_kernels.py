@@ -183,6 +183,14 @@ def test_odd_rows_do_not_disturb_their_neighbours(kernels, x_type, size):
         same_as_reference(call, call.run(kernels)[0])
 
 
+def test_a_long_row_does_not_lower_the_limit_of_longer_ones(kernels):
+    """The limit of shared memory belongs to the kernel: another thread may be about to launch with more."""
+    rng = np.random.default_rng(7)
+    for size in (50_000, 26_000, 50_000):
+        call = call_of(rng, 3, size, F16)
+        C.agrees(call, *call.run(kernels))
+
+
 @pytest.mark.parametrize("x_type", [F32, F16, BF16])
 @pytest.mark.parametrize("size", [30, 600])
 @pytest.mark.parametrize("inner", [24, 7])
