@@ -11,27 +11,29 @@ from tvm import relax
 
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules import cpu
+from rmsnorm_deploy.tvm.schedules import family
 
+Tuned = Callable[[Norm], Any]
+"""A norm's tuned schedule, or None."""
 Pass = tuple[str, Callable[[Any], Any]]
 
 
-def lower_norms(target: Any) -> Callable[[Any], Any]:
-    """The pass that makes kernels of norms, with the schedule for ``target``."""
-    lanes = 16 if tvm.target.codegen.llvm_get_vector_width(target) >= 512 else 8
-    schedule = cpu.CpuSchedule(lanes=lanes)
+def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]:
+    """The pass that makes kernels of norms, with the schedule that was tuned or else the default for ``target``."""
+    schedules = family(target)
 
     def make(norm: Norm) -> Any:
-        return cpu.kernel(norm, schedule)
+        schedule = None if tuned is None else tuned(norm)
+        return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
 
     return lambda module: lowered(module, make)
 
 
-def passes(target: Any) -> list[Pass]:
+def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
     """Every pass for ``target``, in the order in which they run."""
     t = relax.transform
     return [
-        ("lower_norms", lower_norms(target)),
+        ("lower_norms", lower_norms(target, tuned)),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
@@ -53,19 +55,20 @@ def passes(target: Any) -> list[Pass]:
     ]
 
 
-def run(module: Any, target: Any, dump: Path | None = None) -> Any:
+def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None) -> Any:
     """``module`` through every pass.
 
     Args:
         module: from :func:`rmsnorm_deploy.tvm.importer.import_onnx`.
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
+        tuned: a norm's tuned schedule, or None for the default.
     """
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
-        for number, (name, step) in enumerate(passes(target), 1):
+        for number, (name, step) in enumerate(passes(target, tuned), 1):
             module = step(module)
             if dump is not None:
                 _write(module, dump / f"{number:02}_{name}.py")

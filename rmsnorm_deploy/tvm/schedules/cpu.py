@@ -16,6 +16,7 @@ from typing import Any
 from tvm.script import from_source
 from tvm.script import ir as I
 from tvm.script import tirx as T
+from tvm.target import codegen
 
 from rmsnorm_deploy.tvm.norm import Norm
 
@@ -45,6 +46,18 @@ class CpuSchedule:
     accumulators: int = 4
     serial_below: int = 49152
     task_values: int = 8192
+
+
+def default(norm: Norm, target: Any) -> CpuSchedule:
+    """The schedule that is taken when nothing was tuned."""
+    del norm
+    return CpuSchedule(lanes=16 if codegen.llvm_get_vector_width(target) >= 512 else 8)
+
+
+def candidates(norm: Norm, target: Any) -> list[CpuSchedule]:
+    """The schedules that tuning tries, the default first."""
+    first = default(norm, target)
+    return [first]
 
 
 def kernel(norm: Norm, schedule: CpuSchedule | None = None) -> Any:
