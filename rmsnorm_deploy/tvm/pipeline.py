@@ -12,6 +12,7 @@ from tvm import relax
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.share import shared_tensors
 
 Tuned = Callable[[Norm], Any]
 """A norm's tuned schedule, or None."""
@@ -46,6 +47,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
+        ("share_tensors", shared_tensors),
         ("lower_allocations", t.LowerAllocTensor()),
         ("free_after_last_use", t.KillAfterLastUse()),
         ("lower_builtins", t.LowerRuntimeBuiltin()),
