@@ -1,8 +1,8 @@
 """One tensor object for each place of the planned memory, instead of a new one for each value that lies there.
 
-The plan lets values of different times share storage, and gives each its own tensor object, which is made and dropped in
-every run: 0.1 us a value. Values of one storage, offset, shape and type can have one object, as no two of them live at
-a time.
+The plan lets values of different times share storage, and gives each its own tensor object, which is made and dropped
+in every run: 0.1 us a value. Values of one storage, offset, shape and type can have one object, as no two of them live
+at a time.
 """
 
 from __future__ import annotations
