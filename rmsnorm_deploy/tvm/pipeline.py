@@ -27,7 +27,7 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
         schedule = None if tuned is None else tuned(norm)
         return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
 
-    return lambda module: lowered(module, make)
+    return lambda module: lowered(module, make, schedules.ANY_RANK)
 
 
 def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:

@@ -1,5 +1,7 @@
 """What the passes leave to do at run time: no memory from a pool, no tensor object twice."""
 
+import re
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -68,3 +70,47 @@ def test_scratch_is_on_the_stack(op, dtype, stash, size, columns):
         text = tvm.compile(module, target=target).mod.inspect_source("ll")
         assert "TVMBackendParallelLaunch" in text
         assert "TVMBackendAllocWorkspace" not in text
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "axis", "scale_shape"),
+    [
+        (Op.RMS_NORM, (2, 3, 4, 24), -1, (24,)),
+        (Op.ADD_RMS_NORM, (2, 3, 24), -1, (24,)),
+        (Op.RMS_NORM, (2, 6, 3, 5), 1, (6, 1, 1)),
+        (Op.GENERAL_RMS_NORM, (2, 6, 3, 5), 1, (6, 1, 1)),
+        (Op.RMS_NORM, (2, 3, 24), -1, (2, 1, 24)),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_tensors_of_any_rank_are_taken_as_they_are(op, shape, axis, scale_shape, known):
+    parameters = NormParameters(op, F32, (axis,), epsilon=1e-3, stash_type=F32, scale_type=F32)
+    given = {"X": shape, "residual": shape, "scale": scale_shape, "bias": scale_shape}
+    inputs = [name for name in given if name in op.inputs]
+    info = helper.make_tensor_value_info
+    dims = list(shape) if known else [s if i == axis % len(shape) else f"d{i}" for i, s in enumerate(shape)]
+    node = helper.make_node(
+        op.value, inputs, list(op.outputs), domain="rmsnorm_deploy", **dict(parameters.to_attributes())
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [info(n, F32, dims if given[n] == shape else list(given[n])) for n in inputs],
+        [info(n, F32, dims) for n in op.outputs],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("rmsnorm_deploy", 1)]
+    target = targets.resolve("llvm")
+    module = pipeline.run(import_onnx(helper.make_model(graph, opset_imports=opsets, ir_version=9)), target)
+    reshaped = re.findall(r'reshape"?[(,] ?(\w+)', module["main"].script(show_meta=False))
+    assert not set(reshaped) - {"scale", "bias"}, reshaped
+    built = tvm.relax.build(module, target=target, relax_pipeline=None, exec_mode="compiled")
+    rng = np.random.default_rng(5)
+    values = {n: rng.standard_normal(given[n]).astype(np.float32) for n in inputs}
+    got = tvm.relax.VirtualMachine(built, tvm.cpu())["main"](*(tvm.runtime.tensor(values[n]) for n in inputs))
+    x = values["X"] + values["residual"] if "residual" in values else values["X"]
+    wide = x.astype(float)
+    wanted = wide / np.sqrt((wide**2).mean(axis, keepdims=True) + 1e-3) * values["scale"] + values.get("bias", 0.0)
+    if "residual" in values:
+        np.testing.assert_array_equal(got[1].numpy(), x)
+        got = got[0]
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=0, atol=1e-5)

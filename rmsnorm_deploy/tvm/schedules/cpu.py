@@ -23,6 +23,7 @@ from tvm.target import codegen
 
 from rmsnorm_deploy.tvm.norm import Norm
 
+ANY_RANK = True
 CHAIN = 32
 """Additions into one accumulator before it is put aside."""
 BATCH_BYTES = 16384
@@ -75,7 +76,7 @@ def kernel(norm: Norm, schedule: CpuSchedule | None = None) -> Any:
     """``norm`` as a scheduled ``tvm.tirx.PrimFunc`` with a symbolic number of rows.
 
     Its arguments are X, residual (AddRMSNorm), scale, bias (GeneralRMSNorm), Y, sum (AddRMSNorm); X has shape
-    (outer, size), or (outer, size, inner) where ``norm.columns``.
+    (outer..., size), or (outer..., size, inner...) where ``norm.columns``.
     """
     return from_source(source(norm, schedule), {"T": T, "I": I})
 
@@ -90,15 +91,32 @@ def _indent(lines: list[str], by: int = 1) -> list[str]:
     return ["    " * by + line for line in lines]
 
 
+def _names(letter: str, count: int) -> list[str]:
+    return [letter] if count == 1 else [f"{letter}{i}" for i in range(count)]
+
+
+def _product(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"({' * '.join(names)})" if names else "1"
+
+
+def _tuple(dims: list[str]) -> str:
+    return f"({', '.join(dims)})"
+
+
 class _Writer:
     """What both layouts share: the arguments and the arithmetic behind the statistic."""
-
-    shape: str
-    vector: str
 
     def __init__(self, norm: Norm) -> None:
         self.norm = norm
         self.c = norm.stash
+        self.size = "h" if norm.size is None else str(norm.size)
+        self.outer = _names("n", norm.outer_rank)
+        self.inner = _names("m", norm.inner_rank) if norm.columns else []
+        # the numbers of rows and, for columns, of values beside one another
+        self.n, self.m = _product(self.outer), _product(self.inner)
+        self.shape = _tuple([self.n, self.size, *([self.m] if norm.columns else [])])
+        self.whole = _tuple([*self.outer, self.size, *self.inner])
+        self.vector = f"({self.size},)"
 
     # -- types
 
@@ -200,22 +218,37 @@ class _Writer:
         given += [("Y", self.shape, n.dtype)]
         return given + ([("S", self.shape, n.dtype)] if n.adds else [])
 
-    def head(self, symbols: list[str]) -> list[str]:
+    def head(self) -> list[str]:
         arguments = self.arguments()
         handles = ", ".join(f"p{name}: T.handle" for name, _, _ in arguments)
-        return [
+        symbols = [*self.outer, *(["h"] if self.norm.size is None else []), *self.inner]
+        lines = [
             "@T.prim_func(s_tir=True)",
             f"def {self.norm.name}({handles}):",
             # op_pattern 8 is "opaque": nothing is to be fused into it
             '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
             *(f"    {s} = T.int64()" for s in symbols),
-            *(f'    {name} = T.match_buffer(p{name}, {shape}, "{dtype}")' for name, shape, dtype in arguments),
         ]
+        viewed = [a for a in arguments if self._viewed(a[1])]
+        for name, shape, dtype in arguments:
+            given = (f"{name}_", self.whole) if self._viewed(shape) else (name, shape)
+            lines.append(f'    {given[0]} = T.match_buffer(p{name}, {given[1]}, "{dtype}")')
+        return [*lines, *(f'    {n} = T.decl_buffer({shape}, "{dtype}", data={n}_.data)' for n, shape, dtype in viewed)]
+
+    def _viewed(self, shape: str) -> bool:
+        """Whether a tensor has more dimensions than the kernel is written for."""
+        return shape == self.shape != self.whole
+
+    def _region(self, name: str, shape: str) -> str:
+        """All of an argument."""
+        if self._viewed(shape):
+            name, shape = f"{name}_", self.whole
+        return f"{name}[{', '.join(f'0:{d.strip()}' for d in shape.strip('()').split(',') if d.strip())}]"
 
     def block(self, scratch: list[tuple[str, int, str]], body: list[str]) -> list[str]:
         """``body`` with its scratch, allocated once."""
-        reads = ", ".join(f"{name}[{self._all(shape)}]" for name, shape, _ in self.arguments() if name not in "YS")
-        writes = ", ".join(f"{name}[{self._all(shape)}]" for name, shape, _ in self.arguments() if name in "YS")
+        reads = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name not in "YS")
+        writes = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name in "YS")
         return [
             'with T.sblock("task"):',
             f"    T.reads({reads})",
@@ -223,10 +256,6 @@ class _Writer:
             *(f'    {n} = T.sblock_alloc_buffer(({size},), "{dtype}", scope="global")' for n, size, dtype in scratch),
             *_indent(body),
         ]
-
-    @staticmethod
-    def _all(shape: str) -> str:
-        return ", ".join(f"0:{d.strip()}" for d in shape.strip("()").split(",") if d.strip())
 
     def function(self) -> list[str]:
         raise NotImplementedError
@@ -238,25 +267,24 @@ class _Rows(_Writer):
     def __init__(self, norm: Norm, schedule: CpuSchedule) -> None:
         super().__init__(norm)
         assert norm.size is not None
-        self.size = norm.size
+        self.features = norm.size
         self.schedule = schedule
         self.lanes = max(1, schedule.lanes // (2 if self.c == "float64" else 1))
-        self.shape, self.vector = f"(n, {self.size})", f"({self.size},)"
         partial = norm.parameters.partial_size
-        self.measured = self.size if partial is None else min(partial, self.size)
+        self.measured = self.features if partial is None else min(partial, self.features)
 
     def function(self) -> list[str]:
         s = self.schedule
-        rows = max(1, -(-s.task_values // max(1, self.size)))
+        rows = max(1, -(-s.task_values // max(1, self.features)))
         rows = -(-rows // s.batch) * s.batch
-        serial = self.rows("n", "0")
-        task = self.rows(f"T.min({rows}, n - task * {rows})", f"task * {rows}")
+        serial = self.rows(self.n, "0")
+        task = self.rows(f"T.min({rows}, {self.n} - task * {rows})", f"task * {rows}")
         return [
-            *self.head(["n"]),
-            f"    if n < {max(2, s.serial_below // max(1, self.size))}:",
+            *self.head(),
+            f"    if {self.n} < {max(2, s.serial_below // max(1, self.features))}:",
             *_indent(self.block(self.scratch(), serial), 2),
             "    else:",
-            f"        for task in T.parallel((n + {rows - 1}) // {rows}):",
+            f"        for task in T.parallel(({self.n} + {rows - 1}) // {rows}):",
             *_indent(self.block(self.scratch(), task), 3),
         ]
 
@@ -304,14 +332,14 @@ class _Rows(_Writer):
 
     def output(self, i: str, factor: str, lanes: int) -> list[str]:
         lines = []
-        whole = self.size // lanes
+        whole = self.features // lanes
         if lanes > 1 and whole:
             at = f"k * {lanes} + v"
             lines += [f"for k in range({whole}):", f"    for v in T.vectorized({lanes}):"]
             lines += _indent(self.finish(f"{i}, {at}", at, "v", factor), 2)
-        rest = self.size - whole * lanes if lanes > 1 else self.size
+        rest = self.features - whole * lanes if lanes > 1 else self.features
         if rest:
-            at = f"{self.size - rest} + v"
+            at = f"{self.features - rest} + v"
             lines += [f"for v in range({rest}):", *_indent(self.finish(f"{i}, {at}", at, "0", factor))]
         return lines
 
@@ -379,21 +407,14 @@ def _tree(terms: list[str]) -> str:
 class _Columns(_Writer):
     """Normalised values lie ``inner`` apart, or their number is unknown: sums in float64, scalar code."""
 
-    def __init__(self, norm: Norm) -> None:
-        super().__init__(norm)
-        self.size = "h" if norm.size is None else str(norm.size)
-        self.shape = f"(n, {self.size}, m)" if norm.columns else f"(n, {self.size})"
-        self.vector = f"({self.size},)"
-
     def function(self) -> list[str]:
         n = self.norm
         partial = n.parameters.partial_size
         measured = self.size if partial is None else f"T.min(T.int64({partial}), T.int64({self.size}))"
-        symbols = ["n"] + (["h"] if n.size is None else []) + (["m"] if n.columns else [])
         columns = COLUMNS if n.columns else 1
-        blocks = f"((m + {columns - 1}) // {columns})" if n.columns else "1"
+        blocks = f"(({self.m} + {columns - 1}) // {columns})" if n.columns else "1"
         at = f"task // {blocks}, j, task % {blocks} * {columns} + q" if n.columns else "task, j"
-        width = f"T.min({columns}, m - task % {blocks} * {columns})" if n.columns else "1"
+        width = f"T.min({columns}, {self.m} - task % {blocks} * {columns})" if n.columns else "1"
         low, high = self.number(_LEAST_RMS), self.number(_MOST_RMS)
         square = f'T.cast({self.wide(self.value(at), n.dtype)} * {self.wide(self.value(at), n.dtype)}, "float64")'
         body = [
@@ -416,7 +437,7 @@ class _Columns(_Writer):
         scratch = [("acc", columns, "float64"), ("rms", columns, "float64"), ("inverse", columns, self.c)]
         scratch += [("t", 1, self.c), ("u", 1, self.c)] + ([("low", columns, self.c)] if self.split else [])
         return [
-            *self.head(symbols),
-            f"    for task in T.parallel(n * {blocks}):",
+            *self.head(),
+            f"    for task in T.parallel({self.n} * {blocks}):",
             *_indent(self.block(scratch, body), 2),
         ]
