@@ -53,7 +53,7 @@ class CpuSchedule:
 
     lanes: int = 8
     accumulators: int = 4
-    serial_below: int = 49152
+    serial_below: int = 98304
     task_values: int = 8192
     batch: int = 1
 
