@@ -260,7 +260,8 @@ def _inputs(norm: Norm, rows: int) -> list[Array]:
     """Random arguments, in the kernel's order."""
     generator = np.random.default_rng(0)
     size = ANY_SIZE if norm.size is None else norm.size
-    shape = (1, size, rows) if norm.columns else (rows, size)
+    outer, inner = (1,) * (norm.outer_rank - 1), (1,) * (norm.inner_rank - 1)
+    shape = (1, *outer, size, *inner, rows) if norm.columns else (*outer, rows, size)
 
     def array(dims: tuple[int, ...], dtype: str) -> Array:
         return generator.standard_normal(dims).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -274,13 +275,13 @@ def _check(norm: Norm, rows: int, inputs: list[Array], results: list[Array]) -> 
     p = norm.parameters
 
     def parameter(value: Array) -> Array:
-        return value[:, None] if norm.columns and value.ndim == 1 else value
+        return value.reshape(-1, *(1,) * norm.inner_rank) if norm.columns and value.ndim == 1 else value
 
     x, *rest = inputs
     y, total = reference.rms_norm(
         x,
         parameter(rest[1 if norm.adds else 0]),
-        axes=(1,),
+        axes=(norm.outer_rank,),
         epsilon=p.epsilon,
         stash_type=p.stash_type,
         scale_type=p.scale_type,
@@ -294,7 +295,7 @@ def _check(norm: Norm, rows: int, inputs: list[Array], results: list[Array]) -> 
     for name, result, truth in zip(p.op.outputs, results, (y, total), strict=False):
         truth = truth.astype(np.float64)
         epsilon = float(ml_dtypes.finfo(result.dtype).eps)  # type: ignore[no-untyped-call]
-        unit = epsilon * np.abs(truth).max(axis=1, keepdims=True)
+        unit = epsilon * np.abs(truth).max(axis=norm.outer_rank, keepdims=True)
         error = float(np.max(np.abs(result.astype(np.float64) - truth) / np.maximum(unit, np.finfo(np.float64).tiny)))
         if not error <= BAR:
             raise _Unfit(f"is wrong: {name} is {error:.3g} ULP off at {rows} rows")

@@ -12,6 +12,7 @@ from tvm import relax
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.tidy import shared_tensors, without_unread_tuples
 
 Tuned = Callable[[Norm], Any]
 """A norm's tuned schedule, or None."""
@@ -26,7 +27,7 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
         schedule = None if tuned is None else tuned(norm)
         return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
 
-    return lambda module: lowered(module, make)
+    return lambda module: lowered(module, make, schedules.ANY_RANK)
 
 
 def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
@@ -46,8 +47,10 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
+        ("share_tensors", shared_tensors),
         ("lower_allocations", t.LowerAllocTensor()),
         ("free_after_last_use", t.KillAfterLastUse()),
+        ("drop_unread_tuples", without_unread_tuples),
         ("lower_builtins", t.LowerRuntimeBuiltin()),
         ("compute_sizes", t.ComputePrimValue()),
         ("lower_shapes", t.VMShapeLower()),

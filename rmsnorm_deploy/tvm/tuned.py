@@ -195,9 +195,9 @@ def check_target(log: TuningLog, path: StrPath, target: Any) -> None:
     kind, cpu = str(target.kind.name), cpu_of(target)
     if (log.target, log.cpu) != (kind, cpu):
         option = "--mcpu" if kind == "llvm" else "--arch"
-        hint = f"Name it with '--target {log.target}'" + (f" and '{option} {log.cpu}'" if log.target == kind else "")
+        same = f"Add '--target {log.target}" + (f" {option} {log.cpu}'" if log.target == kind else "'")
         raise UsageError(
-            f"the log {path} is for {log.target} {log.cpu}, and this is {kind} {cpu}", f"{hint}, or use another log."
+            f"the log {path} is for {log.target} {log.cpu}, and this is {kind} {cpu}", f"{same}, or use another log."
         )
 
 

@@ -28,7 +28,8 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli import main
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import pipeline, targets, tuned
+from rmsnorm_deploy.tvm import measure, pipeline, targets, tuned
+from rmsnorm_deploy.tvm.measure import Job
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import cpu
 from rmsnorm_deploy.tvm.tuned import Entry, TuningLog, values_of
@@ -166,6 +167,66 @@ def test_every_norm_and_layout_is_measured(tmp_path):
         assert not any(m.discarded for m in entry.candidates)
 
 
+@pytest.mark.parametrize(
+    ("columns", "outer_rank", "inner_rank", "full"),
+    [(False, 1, 1, False), (False, 3, 1, True), (True, 1, 2, False), (True, 2, 1, True)],
+)
+@pytest.mark.parametrize("op", list(Op))
+def test_a_norm_of_any_layout_is_checked(op, columns, outer_rank, inner_rank, full):
+    """The check has the kernel's argument order and shapes: else a right kernel would be wrong."""
+    p = NormParameters(op, TensorProto.FLOAT16, epsilon=1e-3, scale_type=TensorProto.FLOAT)
+    biased = op is Op.GENERAL_RMS_NORM
+    p = dataclasses.replace(p, partial_size=7, epsilon_outside=0.25) if biased else p
+    norm = Norm(p, "float32", SIZE, columns, full, full and biased, outer_rank, inner_rank)
+    target = targets.resolve("llvm")
+    default = cpu.default(norm, target)
+    outcome = measure.measure(Job(norm, cpu.__name__, str(target), default, default, (1, 3), 1, 9.0), False)
+    assert outcome.unfit == ""
+    assert set(outcome.microseconds) == {"1", "3"}
+
+
+class Luck:
+    """A machine on which candidate ``number`` is as fast as said: first in the search, then when it is confirmed."""
+
+    count = 1
+
+    def __init__(self, speedups):
+        self.speedups = speedups
+
+    def put(self, number, job):
+        self.given = number, job
+
+    def get(self):
+        number, job = self.given
+        s = self.speedups[job.candidate.number][job.turns == tune_module.CONFIRMING_TURNS]
+        times = {"1": 1.0}
+        return number, measure.Outcome("", "", times, times, s if isinstance(s, list) else [s] * job.turns)
+
+
+@pytest.mark.parametrize(
+    ("speedups", "chosen", "speedup"),
+    [
+        ({1: (1.5, 0.9), 2: (1.2, 1.2)}, 2, 1.2),  # the best of the search was lucky
+        ({1: (1.5, 1.4), 2: (1.2, 1.2)}, 1, 1.4),
+        ({1: (1.009, 1.009), 2: (0.5, 0.5)}, 0, 1.0),  # less than one per cent
+        ({i: (2 + i / 10, 0.9) for i in range(1, 7)}, 0, 1.0),  # no luck three times is enough
+        ({0: ([1, 1.1, 0.9, 1.1, 0.9], 1.0), 1: (1.2, 1.2), 2: (1.4, 1.4)}, 2, 1.4),  # noise: 30 %
+        ({0: ([1, 1.1, 0.9, 1.1, 0.9], 1.0), 1: (1.2, 1.2)}, 0, 1.0),
+    ],
+)
+def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, speedups, chosen, speedup):
+    speedups = {0: (1.0, 1.0), **speedups}
+    odd(*(OddSchedule(number=i) for i in sorted(speedups)))
+    log = TuningLog("llvm", "", "", "local", 1, [1])
+    target = targets.resolve("llvm")
+    search = tune_module._Search(log, tmp_path / "log", target, [norm_of()], None, 1.0)
+    search.run(Luck(speedups), None, None)
+    (entry,) = log.entries
+    assert (entry.state, entry.schedule["number"], entry.speedup) == ("complete", chosen, speedup)
+    assert sum(m.confirmed for m in entry.candidates) <= tune_module.MOST_CONFIRMED
+    assert len(entry.candidates) == len(speedups)
+
+
 INTERRUPTED = """
 import sys
 import odd_schedules
@@ -287,7 +348,7 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
     assert main(["compile", str(model), "-o", str(tmp_path / "c"), "--tuned", str(log)]) == 2
     said = capfd.readouterr().err
     assert f"is for llvm generic, and this is llvm {targets.this_cpu()}" in said
-    assert "'--mcpu generic'" in said
+    assert "'--target llvm --mcpu generic'" in said
     assert not (tmp_path / "c").exists()
     assert tvm.compile(model, mcpu="generic", output=tmp_path / "c", tuned=log).tuned == 1
     assert main(["tune", str(model), "--log", str(log)]) == 2
