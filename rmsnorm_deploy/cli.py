@@ -656,7 +656,9 @@ def _print_tuning(report: dict[str, Any]) -> None:
         what = ", ".join(f"{k} {v}" for k, v in changed.items()) or ("default" if chosen else "not measured")
         before, after = norm["default_microseconds"], norm["microseconds"]
         times = (
-            f"{before[str(r)]:.3g}" + (f" -> {after[str(r)]:.3g}" if changed else "") if before else "-"
+            _microseconds(before[str(r)]) + (f" -> {_microseconds(after[str(r)])}" if changed else "")
+            if before
+            else "-"
             for r in report["rows"]
         )
         gain = f"{norm['speedup']:.2f}x" if changed else "-"
@@ -668,6 +670,10 @@ def _print_tuning(report: dict[str, Any]) -> None:
     for norm in report["norms"]:
         for discarded in norm["discarded"]:
             _say(f"note: {norm['name']}: {_parameters(discarded['schedule'])} {discarded['why']}")
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _parameters(schedule: dict[str, int]) -> str:
