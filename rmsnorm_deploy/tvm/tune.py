@@ -1,9 +1,9 @@
 """The search for the schedule of each norm of a model, on this machine or on a fleet of devices.
 
 A kernel has a symbolic number of rows, so one schedule serves every one: the best is the one with the least geometric
-mean of times over a few row counts. Each candidate is timed in turns with the default schedule, in one session on one
-device. The default beside itself shows the noise; a candidate is taken only where it wins by more, twice: in the
-search, and when it is measured again as the best.
+mean of times over a few row counts, among those that are not much slower than the default at any of them. Each
+candidate is timed in turns with the default schedule, in one session on one device. The default beside itself shows the
+noise; a candidate is taken only where it wins by more, twice: in the search, and when it is measured again as the best.
 
 The threads here only wait; everything that can crash or hang is done by a child process, one for each device.
 """
@@ -39,6 +39,8 @@ ROWS = (1, 16, 512)
 SEARCH_TURNS, CONFIRMING_TURNS = 5, 9
 LEAST_GAIN = 0.01
 """A smaller gain is not worth another schedule, however quiet the machine."""
+MOST_SLOWER = 0.1
+"""A schedule that is slower by more at one row count is not taken, whatever it wins at the others."""
 MOST_LOSSES = 2
 """A candidate that so many devices were lost with is not given to another one."""
 MOST_CONFIRMED = 3
@@ -383,7 +385,13 @@ class _Search:
         if itself is None:  # there was no time even for it
             return
         entry.noise = round(max(LEAST_GAIN, 3 * median(abs(s - 1) for s in itself.speedups)), 4)
-        winners = [m for m in entry.candidates if m is not itself and fit.get(id(m), 0) > 1 + entry.noise]
+        winners = [
+            m
+            for m in entry.candidates
+            if m is not itself
+            and fit.get(id(m), 0) > 1 + entry.noise
+            and all(t <= (1 + MOST_SLOWER) * m.default_microseconds[r] for r, t in m.microseconds.items())
+        ]
         best = max(winners, key=lambda m: fit[id(m)], default=None)
         confirmed = sum(m.confirmed for m in entry.candidates)
         if best is not None and not best.confirmed and confirmed < MOST_CONFIRMED:

@@ -227,6 +227,24 @@ def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, spee
     assert len(entry.candidates) == len(speedups)
 
 
+@pytest.mark.parametrize(("slower", "chosen"), [(1.05, 1), (1.2, 0)])
+def test_no_row_count_pays_for_the_others(odd, tmp_path, slower, chosen, monkeypatch):
+    odd(OddSchedule(), OddSchedule(number=1))
+    log = TuningLog("llvm", "", "", "local", 1, [1, 512])
+    search = tune_module._Search(log, tmp_path / "log", targets.resolve("llvm"), [norm_of()], None, 1.0)
+    runner = Luck({0: (1.0, 1.0), 1: (1.3, 1.3)})
+
+    def get(own=runner.get):
+        number, outcome = own()
+        return number, dataclasses.replace(
+            outcome, microseconds={"1": 0.5, "512": slower}, default_microseconds={"1": 1.0, "512": 1.0}
+        )
+
+    monkeypatch.setattr(runner, "get", get)
+    search.run(runner, None, None)
+    assert log.entries[0].schedule["number"] == chosen
+
+
 INTERRUPTED = """
 import sys
 import odd_schedules
