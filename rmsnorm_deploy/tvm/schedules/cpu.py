@@ -29,9 +29,16 @@ CHAIN = 32
 BATCH_BYTES = 16384
 """Of X in a batch, at most, so that it is still in the first cache when it is read again."""
 MOST_BATCH = 16
+STACK_BYTES = 1024
+"""Scratch of fewer bytes is on the stack; see above."""
 COLUMNS = 64
 """Columns that one task of a channel-first norm takes together."""
 
+STREAMED_TASKS = 4
+"""Times as many values a task has where results are stored past the caches: it ends with a wait for its stores."""
+MOST_STREAMED = 1 << 20
+"""Features of a row that is stored past the caches, fewer than: a row is kept in scratch."""
+_LLVM_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _LEAST_RMS, _MOST_RMS = 2.0**-100, 2.0**100
 """Between these an RMS has a reciprocal whose low part is a normal number, too; elsewhere values are divided."""
@@ -49,13 +56,15 @@ class CpuSchedule:
         serial_below: values in X below which the threads are left asleep.
         task_values: a task takes as many rows as make up this many values, and whole batches.
         batch: rows whose roots and reciprocals are taken together, as one vector.
+        stream_from: bytes of all tensors together from which results are stored past the caches; 0 for never.
     """
 
     lanes: int = 8
     accumulators: int = 4
     serial_below: int = 98304
-    task_values: int = 8192
+    task_values: int = 16384
     batch: int = 1
+    stream_from: int = 16 << 20
 
 
 def default(norm: Norm, target: Any) -> CpuSchedule:
@@ -175,23 +184,31 @@ class _Writer:
         return f"{{x}} * inverse[{at}]" + (f" + {{x}} * low[{at}]" if self.split else "")
 
     def finish(self, at: str, feature: str, lane: str, normalised: str) -> list[str]:
-        """From one value ``{x}`` of X (or of the sum) to one value of Y; ``normalised`` says how it is normalised."""
+        """From one value ``{x}`` of X (or of the sum) to one of Y, in ``t``; ``normalised`` says how to normalise."""
         n = self.norm
         t, u = f"t[{lane}]", f"u[{lane}]"
         lines = [f"{t} = {normalised.format(x=self.wide(self.value(at), n.dtype))}", *self.rounded(t)]
-        lines += [f"{u} = {self.wide(f'W[{at if n.full_scale else feature}]', n.scale_dtype)}", *self.rounded(u)]
-        lines += [f"{t} = {t} * {u}", *self.rounded(t)]
+        scale, value = self.parameter("W", at if n.full_scale else feature, u)
+        lines += [*scale, f"{t} = {t} * {value}", *self.rounded(t)]
         if n.biased:
-            lines += [f"{u} = {self.wide(f'B[{at if n.full_bias else feature}]', n.scale_dtype)}", *self.rounded(u)]
-            lines += [f"{t} = {t} + {u}", *self.rounded(t)]
-        return [*lines, f"Y[{at}] = {self.narrow(t, n.dtype)}"]
+            bias, value = self.parameter("B", at if n.full_bias else feature, u)
+            lines += [*bias, f"{t} = {t} + {value}", *self.rounded(t)]
+        return lines
+
+    def store(self, name: str, at: str, lane: str) -> str:
+        """``t`` as a value of a result."""
+        return f"{name}[{at}] = {self.narrow(f't[{lane}]', self.norm.dtype)}"
+
+    def parameter(self, name: str, at: str, u: str) -> tuple[list[str], str]:
+        """Statements that put a value of scale or bias into ``u``, as it is used, and the expression to use."""
+        return [f"{u} = {self.wide(f'{name}[{at}]', self.norm.scale_dtype)}", *self.rounded(u)], u
 
     def add_residual(self, at: str, lane: str) -> list[str]:
         """The sum, stored, where there is a residual."""
         if not self.norm.adds:
             return []
         total = f"{self.wide(f'X[{at}]', self.norm.dtype)} + {self.wide(f'R[{at}]', self.norm.dtype)}"
-        return [f"t[{lane}] = {total}", f"S[{at}] = {self.narrow(f't[{lane}]', self.norm.dtype)}"]
+        return [f"t[{lane}] = {total}", self.store("S", at, lane)]
 
     def value(self, at: str) -> str:
         return f"{'S' if self.norm.adds else 'X'}[{at}]"
@@ -272,20 +289,30 @@ class _Rows(_Writer):
         self.lanes = max(1, schedule.lanes // (2 if self.c == "float64" else 1))
         partial = norm.parameters.partial_size
         self.measured = self.features if partial is None else min(partial, self.features)
+        narrow = norm.scale_dtype != self.c and self.features * _BYTES[self.c] < STACK_BYTES
+        self.widened = [n for n, full in (("W", norm.full_scale), ("B", norm.full_bias)) if narrow and not full]
+        if not norm.biased and "B" in self.widened:
+            self.widened.remove("B")
 
     def function(self) -> list[str]:
         s = self.schedule
+        several = [f"if {self.n} < {max(2, s.serial_below // max(1, self.features))}:"]
+        several += _indent(self.block(self.scratch(), self.rows(self.n, "0")))
+        streaming = _Streaming(self.norm, s)
+        if streaming.possible():
+            row = self.features * _BYTES[self.norm.dtype] * (4 if self.norm.adds else 2)
+            several += [f"elif {self.n} >= {-(-s.stream_from // row)}:", *_indent(streaming.tasks())]
+        return [*self.head(), *_indent([*several, "else:", *_indent(self.tasks())])]
+
+    def tasks(self) -> list[str]:
+        """All rows, chunk by chunk, for any number of threads."""
+        s = self.schedule
         rows = max(1, -(-s.task_values // max(1, self.features)))
         rows = -(-rows // s.batch) * s.batch
-        serial = self.rows(self.n, "0")
         task = self.rows(f"T.min({rows}, {self.n} - task * {rows})", f"task * {rows}")
         return [
-            *self.head(),
-            f"    if {self.n} < {max(2, s.serial_below // max(1, self.features))}:",
-            *_indent(self.block(self.scratch(), serial), 2),
-            "    else:",
-            f"        for task in T.parallel(({self.n} + {rows - 1}) // {rows}):",
-            *_indent(self.block(self.scratch(), task), 3),
+            f"for task in T.parallel(({self.n} + {rows - 1}) // {rows}):",
+            *_indent(self.block(self.scratch(), task)),
         ]
 
     def scratch(self) -> list[tuple[str, int, str]]:
@@ -294,14 +321,29 @@ class _Rows(_Writer):
         found = [("acc", width, self.c), ("t", self.lanes, self.c), ("u", self.lanes, self.c)]
         found += [("part", self.lanes, "float64"), ("total", s.batch, "float64"), ("rms", s.batch, "float64")]
         found += [("inverse", s.batch, self.c)] + ([("low", s.batch, self.c)] if self.split else [])
-        return found + ([("aside", width, "float64")] if self.measured > CHAIN * width else [])
+        found += [("aside", width, "float64")] if self.measured > CHAIN * width else []
+        return found + [(f"wide{name}", self.features, self.c) for name in self.widened]
+
+    def parameter(self, name: str, at: str, u: str) -> tuple[list[str], str]:
+        if name in self.widened:
+            return [], f"wide{name}[{at}]"
+        return super().parameter(name, at, u)
+
+    def widen(self) -> list[str]:
+        """Scale and bias of short rows are converted once for all rows of a task."""
+        lines = []
+        for name in self.widened:
+            convert, value = super().parameter(name, "v", "u[0]")
+            lines += [f"for v in range({self.features}):", *_indent([*convert, f"wide{name}[v] = {value}"])]
+        return lines
 
     def rows(self, count: str, first: str) -> list[str]:
         """``count`` rows from ``first`` on."""
         batch = self.schedule.batch
         if batch == 1:
-            return [f"for q in range({count}):", *_indent(self.batch(f"{first} + q", "1"))]
+            return [*self.widen(), f"for q in range({count}):", *_indent(self.batch(f"{first} + q", "1"))]
         return [
+            *self.widen(),
             f"for b in range(({count} + {batch - 1}) // {batch}):",
             *_indent(self.batch(f"{first} + b * {batch}", f"T.min({batch}, {count} - b * {batch})")),
         ]
@@ -335,13 +377,19 @@ class _Rows(_Writer):
         whole = self.features // lanes
         if lanes > 1 and whole:
             at = f"k * {lanes} + v"
-            lines += [f"for k in range({whole}):", f"    for v in T.vectorized({lanes}):"]
-            lines += _indent(self.finish(f"{i}, {at}", at, "v", factor), 2)
+            lines += [f"for k in range({whole}):"]
+            lines += _indent(self.each_lane(self.finish(f"{i}, {at}", at, "v", factor), "Y", i, f"k * {lanes}"))
         rest = self.features - whole * lanes if lanes > 1 else self.features
         if rest:
             at = f"{self.features - rest} + v"
             lines += [f"for v in range({rest}):", *_indent(self.finish(f"{i}, {at}", at, "0", factor))]
+            lines.append(f"    {self.store('Y', f'{i}, {at}', '0')}")
         return lines
+
+    def each_lane(self, statements: list[str], result: str, i: str, first: str) -> list[str]:
+        """Statements for each lane ``v``, and ``t`` stored in row ``i`` of a result, from column ``first`` on."""
+        stored = self.store(result, f"{i}, {first} + v", "v")
+        return [f"for v in T.vectorized({self.lanes}):", *_indent([*statements, stored])]
 
     def _fill(self, name: str) -> list[str]:
         return self._each(f"{name}[a * {self.lanes} + v] = T.{self.c}(0)")
@@ -359,6 +407,11 @@ class _Rows(_Writer):
         value = self.wide(self.value(at), self.norm.dtype)
         return [*self.add_residual(at, lane), f"acc[{slot}] = acc[{slot}] + {value} * {value}"]
 
+    def take(self, i: str, first: str, count: int | None = None) -> list[str]:
+        """A vector for each accumulator, from column ``first`` of row ``i`` on."""
+        slot = f"a * {self.lanes} + v"
+        return self._each(*self._take(f"{i}, {first} + {slot}", slot, "v"), count=count)
+
     def sum_of_squares(self, i: str, total: str) -> list[str]:
         """Of row ``i`` into ``total``, in float64."""
         lanes, vectors = self.lanes, self.schedule.accumulators
@@ -374,15 +427,16 @@ class _Rows(_Writer):
         for length in (CHAIN, whole % CHAIN) if put_aside else (whole,):
             blocks = whole // CHAIN if put_aside and not done else 1
             if length:
-                base = f"{done} + o * {length * width} + k * {width} + {slot}"
-                inner = [f"for k in range({length}):", *_indent(self._each(*self._take(f"{i}, {base}", slot, "v")))]
+                inner = [
+                    f"for k in range({length}):",
+                    *_indent(self.take(i, f"{done} + o * {length * width} + k * {width}")),
+                ]
                 if put_aside:
                     inner += self._each(f"aside[{slot}] = aside[{slot}] + {aside}", f"acc[{slot}] = T.{self.c}(0)")
                 lines += [f"for o in range({blocks}):", *_indent(inner)]
                 done += blocks * length * width
         if rest // lanes:
-            at = f"{i}, {done} + {slot}"
-            lines += self._each(*self._take(at, slot, "v"), count=rest // lanes)
+            lines += self.take(i, f"{done}", rest // lanes)
             done += rest // lanes * lanes
         if self.measured - done:
             lines += [f"for v in range({self.measured - done}):", *_indent(self._take(f"{i}, {done} + v", "v", "0"))]
@@ -394,6 +448,89 @@ class _Rows(_Writer):
             lanes //= 2
             lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = part[v] + part[{lanes} + v]"]
         return [*lines, f"{total} = {_tree([f'part[{v}]' for v in range(lanes)])}"]
+
+
+class _Streaming(_Rows):
+    """Rows of tensors that no cache holds: results are stored past the caches, so that no line of theirs is read first.
+
+    TIR has no such store. A function of LLVM's own text has, and is inlined. A sum that went past the caches is not
+    there to be read, and is kept in scratch beside.
+    """
+
+    def __init__(self, norm: Norm, schedule: CpuSchedule) -> None:
+        values = STREAMED_TASKS * schedule.task_values
+        super().__init__(norm, dataclasses.replace(schedule, batch=1, task_values=values))
+        self.fetch = f"rmsnorm_deploy_fetch_{norm.dtype}_{self.lanes}"
+        self.end = f"rmsnorm_deploy_stream_end_{norm.dtype}_{self.lanes}"
+        self.name = f"rmsnorm_deploy_stream_{norm.dtype}_{self.lanes}"
+
+    def possible(self) -> bool:
+        """Whether every row consists of whole vectors, aligned as these stores must be."""
+        whole = self.features % max(2, self.lanes) == 0 and self.features < MOST_STREAMED
+        return bool(self.schedule.stream_from) and whole and self.norm.dtype in _LLVM_NAMES
+
+    def tasks(self) -> list[str]:
+        return [f'with T.attr(0, "pragma_import_llvm", {self.llvm()!r}):', *_indent(super().tasks())]
+
+    def llvm(self) -> str:
+        """The store as a function, and what makes the stores of a task visible to other threads."""
+        vector = f"<{self.lanes} x {_LLVM_NAMES[self.norm.dtype]}>"
+        bytes_ = self.lanes * _BYTES[self.norm.dtype]
+        return (
+            f"define linkonce_odr i32 @{self.name}(ptr %p, {vector} %v) alwaysinline {{\n"
+            f"  store {vector} %v, ptr %p, align {bytes_}, !nontemporal !0\n  ret i32 0\n}}\n"
+            f"define linkonce_odr i32 @{self.end}() alwaysinline {{\n  fence seq_cst\n  ret i32 0\n}}\n"
+            f"define linkonce_odr i32 @{self.fetch}(ptr %p) alwaysinline {{\n"
+            "  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1)\n  ret i32 0\n}\n"
+            "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
+            "!0 = !{i32 1}\n"
+        )
+
+    def scratch(self) -> list[tuple[str, int, str]]:
+        # this one may come from the pool: tasks are large here
+        return super().scratch() + ([("held", self.features, self.c)] if self.norm.adds else [])
+
+    def rows(self, count: str, first: str) -> list[str]:
+        return [*super().rows(count, first), f'T.evaluate(T.call_extern("int32", "{self.end}"))']
+
+    def value(self, at: str) -> str:
+        return f"held[{at.split(', ')[1]}]" if self.norm.adds else super().value(at)
+
+    def wide(self, value: str, dtype: str) -> str:
+        return value if value.startswith("held") else super().wide(value, dtype)
+
+    def add_residual(self, at: str, lane: str) -> list[str]:
+        if not self.norm.adds:
+            return []
+        added, _ = super().add_residual(at, lane)
+        return [
+            added,
+            f"{self.value(at)} = {super().wide(self.narrow(f't[{lane}]', self.norm.dtype), self.norm.dtype)}",
+        ]
+
+    def each_lane(self, statements: list[str], result: str, i: str, first: str) -> list[str]:
+        # the next row is fetched meanwhile; behind the last one it is nobody's memory, and that does no harm
+        inputs = ["X", "R"] if self.norm.adds else ["X"]
+        fetch = [
+            f'T.evaluate(T.call_extern("int32", "{self.fetch}", T.address_of({name}[{i} + 1, {first}])))'
+            for name in inputs
+        ]
+        lanes = [f"for v in T.vectorized({self.lanes}):", *_indent(statements)]
+        return [*lanes, *fetch, self.stream(result, i, first, "t", "0")]
+
+    def take(self, i: str, first: str, count: int | None = None) -> list[str]:
+        lines = super().take(i, first, count)
+        if not self.norm.adds:
+            return lines
+        at = f"{first} + a * {self.lanes}"
+        return [*lines, *_indent([self.stream("S", i, at, "held", at)])]
+
+    def stream(self, result: str, i: str, first: str, source: str, at: str) -> str:
+        """A vector of scratch to a result. Loops over lanes cannot call a function with a vector."""
+        value = f"{source}[T.Ramp({at}, 1, {self.lanes})]"
+        if self.norm.dtype != self.c:
+            value = f'T.cast({value}, "{self.norm.dtype}x{self.lanes}")'
+        return f'T.evaluate(T.call_extern("int32", "{self.name}", T.address_of({result}[{i}, {first}]), {value}))'
 
 
 def _tree(terms: list[str]) -> str:
@@ -433,6 +570,7 @@ class _Columns(_Writer):
             *_indent(self.finish(at, "j", "0", self.times_reciprocal("q")), 3),
             "        else:",
             *_indent(self.finish(at, "j", "0", f'{{x}} / T.cast(rms[q], "{self.c}")'), 3),
+            f"        {self.store('Y', at, '0')}",
         ]
         scratch = [("acc", columns, "float64"), ("rms", columns, "float64"), ("inverse", columns, self.c)]
         scratch += [("t", 1, self.c), ("u", 1, self.c)] + ([("low", columns, self.c)] if self.split else [])
