@@ -29,7 +29,9 @@ def default(norm: Norm, target: Any) -> CpuSchedule:
     row, batch = (norm.size or BATCH_BYTES) * BYTES[norm.dtype], 1
     while batch < MOST_BATCH and 2 * batch * row <= BATCH_BYTES:
         batch *= 2
-    return CpuSchedule(lanes=16 if codegen.llvm_get_vector_width(target) >= 512 else 8, batch=batch)
+    lanes = 16 if codegen.llvm_get_vector_width(target) >= 512 else 8
+    # summing side by side pays where there is enough to sum
+    return CpuSchedule(lanes=lanes, accumulators=2 if norm.size and norm.size <= 8 * lanes else 4, batch=batch)
 
 
 def candidates(norm: Norm, target: Any) -> list[CpuSchedule]:
