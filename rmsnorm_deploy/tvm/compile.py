@@ -20,7 +20,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.paths import StrPath
 from rmsnorm_deploy.tvm import pipeline, targets
 from rmsnorm_deploy.tvm.importer import import_prepared
-from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
+from rmsnorm_deploy.tvm.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.run import DESCRIPTION, LIBRARY, SCHEMA_VERSION
 
 
@@ -80,7 +80,7 @@ def compile(
         raise UsageError(f"the folder {folder.absolute().parent} is not there", "Make it first.")
     proto = prepared(model)
     imported = import_prepared(proto)
-    norms = sum(n.domain == DOMAIN and n.op_type.startswith(PREFIX) for n in proto.graph.node)
+    norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir))
         executable = tvm.relax.build(module, target=resolved, relax_pipeline=None)

@@ -32,6 +32,12 @@ NORMS = {
 }
 """Domain and name of every operator that becomes one of our kernels."""
 
+OWN = {
+    **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
+    (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+}
+"""Domain and name of every other operator that TVM lacks and that is converted here."""
+
 _CONTRIB_OF_TVM = frozenset(
     ("BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization")
 )
@@ -62,6 +68,8 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
             if reason:
                 refused.append(f"{_place(node)} ({reason})")
             node.op_type, node.domain = PREFIX + NORMS[node.domain, node.op_type], DOMAIN
+        elif (node.domain, node.op_type) in OWN:
+            node.op_type, node.domain = PREFIX + OWN[node.domain, node.op_type], DOMAIN
         elif not _convertible(node):
             refused.append(_place(node))
     if refused:
