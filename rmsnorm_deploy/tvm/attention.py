@@ -60,9 +60,11 @@ def attention(o: Operator) -> Any:
     probabilities = emit(op.nn.softmax(as_dtype(o.bb, scores, wide(chosen)), -1))
     probabilities = as_dtype(o.bb, probabilities, inner)
     if bias is not None:
-        # a query that may attend to nothing: softmax makes 0 / 0 of it
-        nothing = emit(op.equal(emit(op.max(bias, -1, keepdims=True)), relax.const(np.asarray(-np.inf, inner))))
-        probabilities = emit(op.where(nothing, relax.const(np.asarray(0, inner)), probabilities))
+        # a query that may attend to nothing: softmax makes 0 / 0 of it. TVM's max of -infinities is a finite number
+        one, zero = (relax.const(np.asarray(x, inner)) for x in (1, 0))
+        never = emit(op.equal(bias, relax.const(np.asarray(-np.inf, inner))))
+        some = emit(op.max(emit(op.where(never, zero, one)), -1, keepdims=True))
+        probabilities = emit(op.where(emit(op.equal(some, one)), probabilities, zero))
     exposed[3] = probabilities
     grouped = emit(op.reshape(probabilities, shape_expr([batch, groups, rows, keys])))
     v32 = _same(o, as_dtype(o.bb, v, inner), [batch, groups, keys, value_size])

@@ -21,6 +21,7 @@ from rmsnorm_deploy.tvm import converter_table, dynamic, gathering, matrices
 from rmsnorm_deploy.tvm.attention import attention
 from rmsnorm_deploy.tvm.dimensions import Dimensions
 from rmsnorm_deploy.tvm.dynamic import Operator
+from rmsnorm_deploy.tvm.input_shapes import input_shapes
 from rmsnorm_deploy.tvm.norm import DATA_TYPES, MARKER, to_text
 from rmsnorm_deploy.tvm.prepare import AI_ONNX, PREFIX, prepared
 from rmsnorm_deploy.tvm.rotary import contrib_rotary_embedding, rotary_embedding
@@ -55,7 +56,9 @@ def import_prepared(proto: ModelProto) -> Any:
     The module's attribute ``POSITIVE`` names the inputs' dimensions that must not be 0.
     """
     opset = next(o.version for o in proto.opset_import if o.domain in AI_ONNX)
-    dims = Dimensions()
+    dims, told = Dimensions(), input_shapes(proto)
+    for shape in told.shapes.values():
+        dims.bind(shape)
     converters = {PREFIX + name: _without_custom(function) for name, function in _CONVERTERS.items()}
     converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
     converters[PREFIX + "Output"] = lambda _bb, inputs, _attr: inputs[0]
@@ -64,7 +67,7 @@ def import_prepared(proto: ModelProto) -> Any:
         _outputs_as_tensors(proto),
     ):
         try:
-            module = from_onnx(proto)
+            module = from_onnx(proto, shape_dict=told.shapes)
         except RmsNormDeployError:
             raise
         except Exception as error:  # TVM's converters raise whatever comes
@@ -76,7 +79,7 @@ def import_prepared(proto: ModelProto) -> Any:
                 f"TVM cannot import the model{where}: {type(error).__name__}: {text}",
                 "Fixed shapes often help: export the model without dynamic dimensions.",
             ) from error
-    return module.with_attr(POSITIVE, sorted(dims.positive))
+    return module.with_attr(POSITIVE, sorted(told.labels[name] for name in dims.positive if name in told.labels))
 
 
 def _around(dims: Dimensions, opset: int) -> converter_table.Around:
