@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import tvm
 import tvm_ffi
-from onnx import ModelProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
@@ -21,9 +21,10 @@ from rmsnorm_deploy.tvm import converter_table, dynamic, gathering, matrices
 from rmsnorm_deploy.tvm.attention import attention
 from rmsnorm_deploy.tvm.dimensions import Dimensions
 from rmsnorm_deploy.tvm.dynamic import Operator
+from rmsnorm_deploy.tvm.expand import AI_ONNX
 from rmsnorm_deploy.tvm.input_shapes import input_shapes
 from rmsnorm_deploy.tvm.norm import DATA_TYPES, MARKER, to_text
-from rmsnorm_deploy.tvm.prepare import AI_ONNX, PREFIX, prepared
+from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
 from rmsnorm_deploy.tvm.rotary import contrib_rotary_embedding, rotary_embedding
 from rmsnorm_deploy.tvm.shape_values import ShapeValue, folded
 from rmsnorm_deploy.tvm.sixteen_bits import calculated_wide
@@ -61,10 +62,10 @@ def import_prepared(proto: ModelProto) -> Any:
         dims.bind(shape)
     converters = {PREFIX + name: _without_custom(function) for name, function in _CONVERTERS.items()}
     converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
-    converters[PREFIX + "Output"] = lambda _bb, inputs, _attr: inputs[0]
+    converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
     with (
         converter_table.extended(converters, _around(dims, opset), opset) as printed,
-        _outputs_as_tensors(proto),
+        _tensors(proto),
     ):
         try:
             module = from_onnx(proto, shape_dict=told.shapes)
@@ -130,14 +131,30 @@ class _Inputs(list[Any]):
 
 
 @contextlib.contextmanager
-def _outputs_as_tensors(proto: ModelProto) -> Iterator[None]:
-    """For a while, a node behind each output through which a value of sizes becomes a tensor."""
-    names = list(dict.fromkeys(o.name for o in proto.graph.output))
-    proto.graph.node.extend(helper.make_node(PREFIX + "Output", [n], [n], domain=DOMAIN) for n in names)
+def _tensors(proto: ModelProto) -> Iterator[None]:
+    """For a while, a node where TVM needs a tensor: behind outputs and before conditions, for the same name."""
+    for graph in _graphs(proto.graph):
+        for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == "If"]):
+            graph.node.insert(i, _tensor(graph.node[i].input[0]))
+        graph.node.extend(_tensor(name) for name in dict.fromkeys(o.name for o in graph.output))
     try:
         yield
     finally:
-        del proto.graph.node[len(proto.graph.node) - len(names) :]
+        for graph in _graphs(proto.graph):
+            for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == PREFIX + "Tensor"]):
+                del graph.node[i]
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+
+
+def _tensor(name: str) -> NodeProto:
+    return helper.make_node(PREFIX + "Tensor", [name], [name], domain=DOMAIN)
 
 
 def emit_norm(bb: Any, parameters: NormParameters, inputs: list[Any]) -> Any:
