@@ -97,8 +97,12 @@ def _definition(node: NodeProto, opset: int, types: dict[str, TypeProto]) -> Fun
         function.ParseFromString(body)
     else:
         return None
-    # the function's own opset may be an older one, whose operators mean the same in the model's or have changed
-    return function if all(_unchanged(n, function, opset) for n in function.node) else None
+    if not all(_unchanged(n, function, opset) for n in function.node):
+        return None
+    # only functions of the model's own opset are inlined
+    del function.opset_import[:]
+    function.opset_import.append(onnx.helper.make_opsetid("", opset))
+    return function
 
 
 def _unchanged(node: NodeProto, function: FunctionProto, opset: int) -> bool:
