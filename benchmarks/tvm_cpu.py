@@ -106,7 +106,7 @@ def compiled(chain: Chain) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         ours.compile(build(chain), output=Path(folder) / "c")
-        return ours.load(Path(folder) / "c")._main
+        return ours.load(Path(folder) / "c").run_tensors
 
 
 def stock(chain: Chain) -> Any:

@@ -18,10 +18,11 @@ from onnx import ModelProto, ValueInfoProto, helper
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import pipeline, targets
-from rmsnorm_deploy.tvm.importer import import_prepared
-from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
-from rmsnorm_deploy.tvm.run import DESCRIPTION, LIBRARY, SCHEMA_VERSION
+from rmsnorm_deploy.tvm import pipeline, targets, weights
+from rmsnorm_deploy.tvm.importer import POSITIVE, import_prepared
+from rmsnorm_deploy.tvm.input_shapes import inputs_of
+from rmsnorm_deploy.tvm.prepare import NORMS, PREFIX, prepared
+from rmsnorm_deploy.tvm.run import DESCRIPTION, LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.tuned import TunedSchedules
 
 
@@ -61,7 +62,7 @@ def compile(
     dump_ir: StrPath | None = None,
     tuned: StrPath | None = None,
 ) -> Compiled:
-    """Compile ``model``, fused or not, into the folder ``output``: a shared library, with the weights, and a JSON.
+    """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -86,9 +87,10 @@ def compile(
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     proto = prepared(model)
     imported = import_prepared(proto)
-    norms = sum(n.domain == DOMAIN and n.op_type.startswith(PREFIX) for n in proto.graph.node)
+    norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
+        module = weights.as_arguments(module)
         executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
     except RmsNormDeployError:
         raise
@@ -103,9 +105,11 @@ def compile(
         "tvm": tvm.__version__,
         "norms": norms,
         "kernels": kernels,
-        "inputs": [_value(v) for v in _inputs(proto)],
+        "inputs": [_value(v) for v in inputs_of(proto)],
         "outputs": [_value(v) for v in proto.graph.output],
+        "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
     }
+    values = weights.of(module)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
         made = Path(staging) / "made"
         made.mkdir()
@@ -117,15 +121,11 @@ def compile(
                     "there is no C++ compiler to link the library with", "Install g++, for instance."
                 ) from error
             raise
+        description["weights"] = weights.save(values, made / WEIGHTS)
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         made.rename(folder)
     used = None if schedules is None else schedules.used
     return Compiled(folder, target, description["mcpu"], norms, kernels, used, time.perf_counter() - started)
-
-
-def _inputs(proto: ModelProto) -> list[ValueInfoProto]:
-    initialised = {t.name for t in proto.graph.initializer}
-    return [v for v in proto.graph.input if v.name not in initialised]
 
 
 def _value(value: ValueInfoProto) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tvm.relax.frontend.onnx import onnx_frontend
@@ -27,34 +27,52 @@ def names() -> frozenset[str]:
     return frozenset(_original()()) | {"If", "Constant"}
 
 
-def converter(convert: Any) -> type[Any]:
-    """A converter class of TVM's from a function of (block builder, inputs, attributes)."""
-
-    def _impl_v1(_cls: Any, bb: Any, inputs: Any, attr: Any, _params: Any) -> Any:
-        return convert(bb, inputs, {k: v for k, v in attr.items() if k != "tvm_custom"})
-
-    return type("Converter", (onnx_frontend.OnnxOpConverter,), {"_impl_v1": classmethod(_impl_v1)})
+Convert = Callable[[Any, Any, dict[str, Any]], Any]
+"""A function of (block builder, inputs, attributes). TVM adds an attribute ``tvm_custom``: the node's name, the number
+of its outputs."""
+Around = Callable[[str, Convert], Convert]
+"""What makes the converter to use from an operator's name and the converter that there is."""
 
 
 @contextlib.contextmanager
-def extended(converters: Mapping[str, type[Any]]) -> Iterator[io.StringIO]:
+def extended(converters: Mapping[str, Convert], around: Around, opset: int) -> Iterator[io.StringIO]:
     """Have TVM's importer know ``converters``, by operator name; one thread at a time, and never for longer.
 
     Meanwhile TVM's importer neither warns nor prints: what it would have printed is in the buffer that is yielded.
+
+    Args:
+        converters: beside TVM's own, or in place of them.
+        around: applied to every converter, TVM's and these.
+        opset: of the model.
     """
     with _LOCK:
         original = _original()
-
-        def table() -> dict[str, Any]:
-            return {**original(), **converters}
-
-        setattr(onnx_frontend, _NAME, table)
+        table = {name: _converter_class(around, name, cls, opset) for name, cls in original().items()}
+        for name, convert in converters.items():
+            table[name] = _converter_class(around, name, convert, opset)
+        setattr(onnx_frontend, _NAME, lambda: table)
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
                 warnings.simplefilter("ignore")
                 yield printed
         finally:
             setattr(onnx_frontend, _NAME, original)
+
+
+def _converter_class(around: Around, name: str, found: Any, opset: int) -> type[Any]:
+    def impl(bb: Any, inputs: Any, attr: dict[str, Any], params: Any) -> Any:
+        def there_is(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+            if isinstance(found, type):
+                # TVM's converters ask for inputs that are not there, and its own list answers None
+                return found.get_converter(opset)(bb, onnx_frontend.onnx_input(inputs), attr, params)  # type: ignore[attr-defined]
+            return found(bb, inputs, attr)
+
+        return around(name, there_is)(bb, inputs, attr)
+
+    def get_converter(_cls: Any, _opset: int) -> Any:
+        return impl
+
+    return type("Converter", (onnx_frontend.OnnxOpConverter,), {"get_converter": classmethod(get_converter)})
 
 
 def _original() -> Any:

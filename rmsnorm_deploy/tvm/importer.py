@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
 import tvm
 import tvm_ffi
-from onnx import ModelProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError
-from rmsnorm_deploy.op import ALL_FEATURES, NormParameters, Op
+from rmsnorm_deploy.op import ALL_FEATURES, DOMAIN, NormParameters, Op
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import converter_table
+from rmsnorm_deploy.tvm import converter_table, dynamic, gathering, matrices
+from rmsnorm_deploy.tvm.attention import attention
+from rmsnorm_deploy.tvm.dimensions import Dimensions
+from rmsnorm_deploy.tvm.dynamic import Operator
+from rmsnorm_deploy.tvm.expand import AI_ONNX
+from rmsnorm_deploy.tvm.input_shapes import input_shapes
 from rmsnorm_deploy.tvm.norm import DATA_TYPES, MARKER, to_text
 from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
+from rmsnorm_deploy.tvm.rotary import contrib_rotary_embedding, rotary_embedding
+from rmsnorm_deploy.tvm.shape_values import ShapeValue, folded
+from rmsnorm_deploy.tvm.sixteen_bits import calculated_wide
+
+POSITIVE = "rmsnorm_deploy.positive"
+"""A module's attribute: names of the inputs' dimensions that must not be 0."""
 
 
 def import_onnx(model: StrPath | ModelProto | ir.Model) -> Any:
@@ -39,11 +52,23 @@ def import_onnx(model: StrPath | ModelProto | ir.Model) -> Any:
 
 
 def import_prepared(proto: ModelProto) -> Any:
-    """A model from :func:`rmsnorm_deploy.tvm.prepare.prepared` as a Relax module."""
-    converters = {PREFIX + name: converter_table.converter(function) for name, function in _CONVERTERS.items()}
-    with converter_table.extended(converters) as printed:
+    """A model from :func:`rmsnorm_deploy.tvm.prepare.prepared` as a Relax module.
+
+    The module's attribute ``POSITIVE`` names the inputs' dimensions that must not be 0.
+    """
+    opset = next(o.version for o in proto.opset_import if o.domain in AI_ONNX)
+    dims, told = Dimensions(), input_shapes(proto)
+    for shape in told.shapes.values():
+        dims.bind(shape)
+    converters = {PREFIX + name: _without_custom(function) for name, function in _CONVERTERS.items()}
+    converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
+    converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
+    with (
+        converter_table.extended(converters, _around(dims, opset), opset) as printed,
+        _tensors(proto),
+    ):
         try:
-            return from_onnx(proto)
+            module = from_onnx(proto, shape_dict=told.shapes)
         except RmsNormDeployError:
             raise
         except Exception as error:  # TVM's converters raise whatever comes
@@ -55,6 +80,81 @@ def import_prepared(proto: ModelProto) -> Any:
                 f"TVM cannot import the model{where}: {type(error).__name__}: {text}",
                 "Fixed shapes often help: export the model without dynamic dimensions.",
             ) from error
+    return module.with_attr(POSITIVE, sorted(told.labels[name] for name in dims.positive if name in told.labels))
+
+
+def _around(dims: Dimensions, opset: int) -> converter_table.Around:
+    """Every converter: values of sizes stay values, and only what nothing else can convert is TVM's business."""
+
+    def around(name: str, convert: converter_table.Convert) -> converter_table.Convert:
+        def wrapped(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+            value = folded(name, inputs, attr, opset, dims)
+            if value is not None:
+                return value if isinstance(value, ShapeValue) else relax.Tuple([v.tensor(bb) for v in value])
+            operator = Operator(bb, inputs, attr, dims)
+            special = _SPECIAL.get(name)
+            result = None if special is None else special(operator)
+            if result is None:
+                given = [operator.input(i) for i in range(len(operator.inputs))]
+                result = calculated_wide(name, convert)(bb, given, attr)
+            return _with_shape(bb, dims, result)
+
+        return wrapped
+
+    return around
+
+
+def _impossible(_bb: Any, _inputs: Any, _attr: dict[str, Any]) -> Any:
+    raise ValueError("this form of the operator is not supported")
+
+
+def _with_shape(bb: Any, dims: Dimensions, result: Any) -> Any:
+    """A tensor of unknown sizes with a name for each of them, so that what follows has something to hold on to."""
+    if not isinstance(result, relax.Expr) or isinstance(result, relax.Tuple):
+        return result
+    result = bb.normalize(result)
+    if isinstance(result.ty, relax.TensorType) and result.ty.shape is None and result.ty.ndim > 0:
+        sizes = [dims.fresh("size") for _ in range(result.ty.ndim)]
+        return bb.match_cast(bb.emit(result), relax.TensorType(sizes, result.ty.dtype.dtype))
+    return result
+
+
+def _without_custom(convert: converter_table.Convert) -> converter_table.Convert:
+    return lambda bb, inputs, attr: convert(bb, _Inputs(inputs), {k: v for k, v in attr.items() if k != "tvm_custom"})
+
+
+class _Inputs(list[Any]):
+    """Inputs of a node, None where it has none."""
+
+    def __getitem__(self, i: Any) -> Any:
+        return super().__getitem__(i) if i < len(self) else None
+
+
+@contextlib.contextmanager
+def _tensors(proto: ModelProto) -> Iterator[None]:
+    """For a while, a node where TVM needs a tensor: behind outputs and before conditions, for the same name."""
+    for graph in _graphs(proto.graph):
+        for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == "If"]):
+            graph.node.insert(i, _tensor(graph.node[i].input[0]))
+        graph.node.extend(_tensor(name) for name in dict.fromkeys(o.name for o in graph.output))
+    try:
+        yield
+    finally:
+        for graph in _graphs(proto.graph):
+            for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == PREFIX + "Tensor"]):
+                del graph.node[i]
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+
+
+def _tensor(name: str) -> NodeProto:
+    return helper.make_node(PREFIX + "Tensor", [name], [name], domain=DOMAIN)
 
 
 def emit_norm(bb: Any, parameters: NormParameters, inputs: list[Any]) -> Any:
@@ -161,6 +261,16 @@ def _skip(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
 def _same_shape(a: Any, b: Any) -> bool:
     return a.ty.shape is not None and b.ty.shape is not None and tvm_ffi.structural_equal(a.ty.shape, b.ty.shape)
 
+
+_SPECIAL = {
+    **dynamic.CONVERTERS,
+    **gathering.CONVERTERS,
+    **matrices.CONVERTERS,
+    PREFIX + "Attention": attention,
+    PREFIX + "RotaryEmbedding": rotary_embedding,
+    PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,
+}
+"""Converters that come before TVM's; one that returns None leaves it to TVM's."""
 
 _CONVERTERS = {
     **{op.value: _ours(op) for op in Op},

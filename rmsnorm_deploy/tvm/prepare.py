@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
 import onnx.inliner
 import onnx_ir as ir
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fuse import fuse
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.paths import StrPath, external_tensors
 from rmsnorm_deploy.tvm import converter_table
+from rmsnorm_deploy.tvm.expand import AI_ONNX, expanded, nodes_of
 
-AI_ONNX = ("", "ai.onnx")
 CONTRIB = "com.microsoft"
 PREFIX = "RmsNormDeploy_"
 """Before the operator's name, so that no foreign operator of the same name is taken for ours."""
@@ -31,6 +30,12 @@ NORMS = {
     (CONTRIB, "SkipSimplifiedLayerNormalization"): "SkipSimplifiedLayerNormalization",
 }
 """Domain and name of every operator that becomes one of our kernels."""
+
+OWN = {
+    **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
+    (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+}
+"""Domain and name of every other operator that TVM lacks and that is converted here."""
 
 _CONTRIB_OF_TVM = frozenset(
     ("BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization")
@@ -52,8 +57,9 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
     proto.functions.extend(kept)
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
+    proto = expanded(proto, lambda n: (n.domain, n.op_type) in {**NORMS, **OWN} or _convertible(n))
     refused = []
-    for node in _nodes(proto.graph):
+    for node in nodes_of(proto.graph):
         if node.op_type == "Constant" and node.domain in AI_ONNX:
             if not _normalise_constant(node):
                 refused.append(f"{_place(node)} (a Constant of strings or a sparse one)")
@@ -62,6 +68,8 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
             if reason:
                 refused.append(f"{_place(node)} ({reason})")
             node.op_type, node.domain = PREFIX + NORMS[node.domain, node.op_type], DOMAIN
+        elif (node.domain, node.op_type) in OWN:
+            node.op_type, node.domain = PREFIX + OWN[node.domain, node.op_type], DOMAIN
         elif not _convertible(node):
             refused.append(_place(node))
     if refused:
@@ -98,15 +106,6 @@ def _folder(model: StrPath | ModelProto | ir.Model) -> Path | None:
                 return Path(value.const_value.base_dir or ".")
         return None
     return Path(model).parent
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            graphs: Iterable[GraphProto] = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-            for inner in graphs:
-                yield from _nodes(inner)
 
 
 def _place(node: NodeProto) -> str:
@@ -151,7 +150,7 @@ def _normalise_constant(node: NodeProto) -> bool:
 def _write_out_scalars(graph: GraphProto) -> None:
     """A ConstantOfShape of no dimensions as the Constant that it is: TVM makes a vector of it and then fails."""
     empty = {t.name for t in graph.initializer if list(t.dims) == [0]}
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         if node.op_type == "Constant" and list(node.attribute[0].t.dims) == [0]:
             empty.add(node.output[0])
         elif node.op_type == "ConstantOfShape" and node.input[0] in empty:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.paths import StrPath
+from rmsnorm_deploy.tvm import weights
 
 LIBRARY = "model.so"
+WEIGHTS = "model.params"
 DESCRIPTION = "model.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Array = NDArray[Any]
 
@@ -29,9 +31,10 @@ class CompiledModel:
         description: what ``model.json`` says: inputs, outputs, target, versions.
     """
 
-    def __init__(self, description: dict[str, Any], main: Any, device: Any) -> None:
+    def __init__(self, description: dict[str, Any], main: Any, weights: Sequence[Any], device: Any) -> None:
         self.description = description
         self._main = main
+        self._weights = weights
         self._device = device
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -50,15 +53,25 @@ class CompiledModel:
                 f"the model has no input '{unknown[0]}'", f"It has: {', '.join(i['name'] for i in inputs)}."
             )
         sizes: dict[str, int] = {}
-        values = [tvm.runtime.tensor(_checked(i, feeds, sizes), self._device) for i in inputs]
-        results = self._main(*values)
-        outputs = self.description["outputs"]
-        if len(outputs) == 1:
-            results = [results]
-        return {o["name"]: r.numpy() for o, r in zip(outputs, results, strict=True)}
+        not_empty = set(self.description["not_empty"])
+        values = [tvm.runtime.tensor(_checked(i, feeds, sizes, not_empty), self._device) for i in inputs]
+        results = self.run_tensors(*values)
+        return {o["name"]: r.numpy() for o, r in zip(self.description["outputs"], results, strict=True)}
+
+    def run_tensors(self, *inputs: Any) -> Sequence[Any]:
+        """Run the model on TVM tensors that are on its device, without copies and without checks but TVM's own.
+
+        Args:
+            inputs: a ``tvm.runtime.Tensor`` for each input, in the order of ``description["inputs"]``.
+
+        Returns:
+            A new ``tvm.runtime.Tensor`` for each output, in their order.
+        """
+        results = self._main(*inputs, *self._weights)
+        return [results] if len(self.description["outputs"]) == 1 else list(results)
 
 
-def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str, int]) -> Array:
+def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str, int], not_empty: Set[str]) -> Array:
     name = wanted["name"]
     if name not in feeds:
         raise UsageError(f"input '{name}' is missing", f"Its type is {wanted['type']}, its shape {wanted['shape']}.")
@@ -76,6 +89,10 @@ def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str
             raise UsageError(
                 f"input '{name}' has shape {list(value.shape)}, not {shape}", "Equal names are equal sizes."
             )
+        labels = [f"{name}[{i}]" if d == "?" else d for i, d in enumerate(shape)]
+        empty = [label for label, size in zip(labels, value.shape, strict=True) if size == 0 and label in not_empty]
+        if empty:
+            raise UsageError(f"dimension '{empty[0]}' of input '{name}' is 0", "This model needs at least one of it.")
     return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
 
 
@@ -102,4 +119,5 @@ def load(path: StrPath) -> CompiledModel:
         raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
     device = tvm.cpu()
     machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / LIBRARY)), device)
-    return CompiledModel(description, machine["main"], device)
+    values = weights.load(folder / WEIGHTS, description["weights"], device)
+    return CompiledModel(description, machine["main"], values, device)

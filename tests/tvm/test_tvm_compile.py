@@ -71,6 +71,63 @@ def test_the_folder_says_what_it_is(small):
     assert sorted(p.name for p in small.iterdir()) == ["c", "m.onnx"]
 
 
+def heavy(folder):
+    """A model with a large weight and a small one, of which a norm needs a first element."""
+    weights = [np.arange(1024, dtype=np.float32).reshape(32, 32) / 1024, np.ones(32, np.float32)]
+    nodes = [
+        helper.make_node("MatMul", ["x", "big"], ["a"]),
+        helper.make_node("RMSNormalization", ["a", "small"], ["b"]),
+        helper.make_node("MatMul", ["b", "big"], ["y"]),
+        helper.make_node("Slice", ["x", "zero", "one"], ["first"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", TensorProto.FLOAT, ("rows", 32))],
+        [info("y", TensorProto.FLOAT, ("rows", 32)), info("first", TensorProto.FLOAT, (1, 32))],
+        [
+            *(onnx.numpy_helper.from_array(w, n) for w, n in zip(weights, ("big", "small"), strict=True)),
+            onnx.numpy_helper.from_array(np.array([0]), "zero"),
+            onnx.numpy_helper.from_array(np.array([1]), "one"),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11), folder / "m.onnx")
+    tvm.compile(folder / "m.onnx", output=folder / "c")
+    return folder / "c"
+
+
+def test_weights_are_a_file_of_their_own_that_has_to_be_whole(tmp_path):
+    folder = heavy(tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == ["model.json", "model.params", "model.so"]
+    said = json.loads((folder / "model.json").read_text())
+    path = folder / "model.params"
+    whole = path.read_bytes()
+    # one tensor that is used twice is there once; the small one stays in the library
+    assert said["weights"] == {"count": 1, "bytes": len(whole)}
+    assert 4096 < len(whole) < 4500
+    weight = (np.arange(1024, dtype=np.float32) / 1024).tobytes()
+    assert weight in whole
+    assert weight[:512] not in (folder / "model.so").read_bytes()
+    x = np.random.default_rng(2).standard_normal((3, 32)).astype(np.float32)
+    a = x @ np.frombuffer(weight, np.float32).reshape(32, 32)
+    normed = a / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-5)
+    got = tvm.load(folder)({"x": x})
+    np.testing.assert_allclose(got["y"], normed @ np.frombuffer(weight, np.float32).reshape(32, 32), atol=1e-4)
+    for content, wrong in ((whole[:-1], "bytes instead of"), (b"\0" * len(whole), "no weights"), (None, "is missing")):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ModelError, match=wrong) as raised:
+            tvm.load(folder)
+        assert "compile it again" in raised.value.hint
+
+
+def test_a_size_that_may_not_be_zero_is_refused(tmp_path):
+    folder = heavy(tmp_path)
+    assert json.loads((folder / "model.json").read_text())["not_empty"] == ["rows"]
+    with pytest.raises(UsageError, match="dimension 'rows' of input 'x' is 0"):
+        tvm.load(folder)({"x": np.ones((0, 32), np.float32)})
+
+
 def test_any_number_of_rows_and_threads(small):
     f = tvm.load(small / "c")
     rng = np.random.default_rng(1)
