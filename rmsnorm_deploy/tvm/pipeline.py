@@ -11,7 +11,9 @@ from tvm import relax
 
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.rest import schedule_rest
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.targets import is_gpu
 
 Tuned = Callable[[Norm], Any]
 """A norm's tuned schedule, or None."""
@@ -41,6 +43,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("fold_constants", t.FoldConstant()),
         ("fuse_operators", t.FuseOps()),
         ("fuse_kernels", t.FuseTIR()),
+        *([("schedule_rest", schedule_rest())] if is_gpu(target) else []),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
         ("to_non_dataflow", t.ToNonDataflow()),
         ("remove_purity_checking", t.RemovePurityChecking()),

@@ -22,6 +22,11 @@ ROCM_ARCHITECTURES = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030
 ROCM_DEFAULT = ("gfx90a",)
 
 
+def is_gpu(target: Any) -> bool:
+    """Whether a ``tvm.target.Target`` is one of a GPU."""
+    return "gpu" in target.keys
+
+
 def this_cpu() -> str:
     """LLVM's name of this machine's CPU."""
     return str(codegen.llvm_get_system_cpu())

@@ -17,8 +17,7 @@ from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.norm import Norm
 
 UNITS = 3.5
-"""ULP that float32 may be off. OpenCL and WebGPU let a division alone be off by 2.5; all of it has been seen off by 2.8.
-"""
+"""ULP that float32 may be off. OpenCL and WebGPU let a division alone be off by 2.5; all of it was seen off by 2.8."""
 SIZES = [64, 100, 128, 896, 4096, 4097, 8192]
 
 
