@@ -83,7 +83,7 @@ def compile(
     norms = sum(n.domain == DOMAIN and n.op_type.startswith(PREFIX) for n in proto.graph.node)
     try:
         module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir))
-        executable = tvm.relax.build(module, target=resolved, relax_pipeline=None)
+        executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes

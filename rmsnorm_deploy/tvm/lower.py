@@ -18,23 +18,26 @@ from rmsnorm_deploy.op import NormParameters
 from rmsnorm_deploy.tvm.norm import MARKER, Norm, from_text
 
 
-def lowered(module: Any, kernel: Callable[[Norm], Any]) -> Any:
+def lowered(module: Any, kernel: Callable[[Norm], Any], any_rank: bool = False) -> Any:
     """``module`` with every norm lowered.
 
     Args:
         module: from :func:`rmsnorm_deploy.tvm.importer.import_onnx`.
         kernel: the schedule: a norm's ``PrimFunc``.
+        any_rank: whether kernels take tensors as they are; else with one dimension in front and one behind. A reshape
+            is a call at run time, and for a result of the model a copy.
 
     Raises:
         ModelError: the shape of a norm's input is not known well enough.
     """
-    return _Lowering(module, kernel).run()
+    return _Lowering(module, kernel, any_rank).run()
 
 
 @relax.expr_functor.mutator
 class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: Any, kernel: Callable[[Norm], Any]) -> None:
+    def __init__(self, module: Any, kernel: Callable[[Norm], Any], any_rank: bool) -> None:
         super().__init__(module)
+        self.any_rank = any_rank
         self.module = module
         self.kernel = kernel
         self.made: dict[Norm, Any] = {}
@@ -61,7 +64,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         outer, middle, inner = (_product(part) for part in (shape[:first], shape[first:last], shape[last:]))
         columns = not _is_one(inner)
         size = int(middle) if isinstance(middle, tirx.IntImm) else None
-        flat = [outer, middle, inner] if columns else [outer, middle]
+        as_it_is = self.any_rank and first > 0 and last == first + 1 and columns == (last < len(shape))
+        flat = shape if as_it_is else [outer, middle, inner] if columns else [outer, middle]
 
         def reshaped(value: Any, dims: list[Any]) -> Any:
             """A reshape is no copy, but it is a call: none where nothing changes."""
@@ -86,6 +90,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             columns=columns,
             full_scale=parameterised[0][1],
             full_bias=len(parameterised) > 1 and parameterised[1][1],
+            outer_rank=first if as_it_is else 1,
+            inner_rank=len(shape) - last if as_it_is and columns else 1,
         )
         if norm not in self.made:
             taken = sum(other.name == norm.name for other in self.made)

@@ -25,15 +25,17 @@ DATA_TYPES = {name: number for number, name in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """The norm of a tensor of shape (outer, size, inner) over its middle dimension.
+    """The norm of a tensor of shape (outer..., size, inner...) over ``size``.
 
     Attributes:
         parameters: of the operator, except for ``axes``, which the layout replaces.
         scale_dtype: type of scale and bias.
         size: number of features, or None where it is known at run time only.
-        columns: whether ``inner`` may be other than 1; else the tensor is (outer, size).
+        columns: whether there are dimensions behind; else the tensor is (outer..., size).
         full_scale: whether scale has the tensor's own shape instead of (size,).
         full_bias: the same for the bias.
+        outer_rank: number of dimensions in front, at least 1.
+        inner_rank: number of dimensions behind, where there are any.
     """
 
     parameters: NormParameters
@@ -42,6 +44,8 @@ class Norm:
     columns: bool = False
     full_scale: bool = False
     full_bias: bool = False
+    outer_rank: int = 1
+    inner_rank: int = 1
 
     @property
     def dtype(self) -> str:

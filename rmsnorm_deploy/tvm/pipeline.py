@@ -13,6 +13,7 @@ from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.rest import schedule_rest
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.share import shared_tensors
 from rmsnorm_deploy.tvm.targets import is_gpu
 
 Tuned = Callable[[Norm], Any]
@@ -28,7 +29,7 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
         schedule = None if tuned is None else tuned(norm)
         return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
 
-    return lambda module: lowered(module, make)
+    return lambda module: lowered(module, make, schedules.ANY_RANK)
 
 
 def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
@@ -49,6 +50,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
+        ("share_tensors", shared_tensors),
         ("lower_allocations", t.LowerAllocTensor()),
         ("free_after_last_use", t.KillAfterLastUse()),
         ("lower_builtins", t.LowerRuntimeBuiltin()),

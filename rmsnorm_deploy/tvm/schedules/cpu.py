@@ -5,7 +5,10 @@ scratch lives) is then readable in the result; ``source`` returns the text.
 
 The statistic of a row goes into ``accumulators`` vectors of ``lanes`` values, so that no addition waits for the one
 before; after ``CHAIN`` additions they are put aside, so that a long row loses no digits. Root and reciprocal are taken
-in float64, once for each row. Scratch is allocated once for each task: TVM would otherwise allocate it for each row.
+in float64, for a batch of short rows at a time.
+
+Scratch has the scope "global" and few bytes: that is what TVM leaves on the stack, where LLVM makes registers of it.
+What has another scope, or 1024 bytes and more, it takes from a pool: 20 ns for each piece, in every task.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ from tvm.target import codegen
 
 from rmsnorm_deploy.tvm.norm import Norm
 
+ANY_RANK = True
 CHAIN = 32
 """Additions into one accumulator before it is put aside."""
+BATCH_BYTES = 16384
+"""Of X in a batch, at most, so that it is still in the first cache when it is read again."""
+MOST_BATCH = 16
 COLUMNS = 64
 """Columns that one task of a channel-first norm takes together."""
 
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _LEAST_RMS, _MOST_RMS = 2.0**-100, 2.0**100
 """Between these an RMS has a reciprocal whose low part is a normal number, too; elsewhere values are divided."""
 _ROUND_DOWN = 1.0 - 2.0**-23
@@ -39,19 +47,23 @@ class CpuSchedule:
         lanes: values in one vector of float32 arithmetic; half as many in float64.
         accumulators: vectors that are summed side by side; any number.
         serial_below: values in X below which the threads are left asleep.
-        task_values: a task takes as many rows as make up this many values.
+        task_values: a task takes as many rows as make up this many values, and whole batches.
+        batch: rows whose roots and reciprocals are taken together, as one vector.
     """
 
     lanes: int = 8
     accumulators: int = 4
     serial_below: int = 49152
     task_values: int = 8192
+    batch: int = 1
 
 
 def default(norm: Norm, target: Any) -> CpuSchedule:
     """The schedule that is taken when nothing was tuned."""
-    del norm
-    return CpuSchedule(lanes=16 if codegen.llvm_get_vector_width(target) >= 512 else 8)
+    row, batch = (norm.size or BATCH_BYTES) * _BYTES[norm.dtype], 1
+    while batch < MOST_BATCH and 2 * batch * row <= BATCH_BYTES:
+        batch *= 2
+    return CpuSchedule(lanes=16 if codegen.llvm_get_vector_width(target) >= 512 else 8, batch=batch)
 
 
 def candidates(norm: Norm, target: Any) -> list[CpuSchedule]:
@@ -64,7 +76,7 @@ def kernel(norm: Norm, schedule: CpuSchedule | None = None) -> Any:
     """``norm`` as a scheduled ``tvm.tirx.PrimFunc`` with a symbolic number of rows.
 
     Its arguments are X, residual (AddRMSNorm), scale, bias (GeneralRMSNorm), Y, sum (AddRMSNorm); X has shape
-    (outer, size), or (outer, size, inner) where ``norm.columns``.
+    (outer..., size), or (outer..., size, inner...) where ``norm.columns``.
     """
     return from_source(source(norm, schedule), {"T": T, "I": I})
 
@@ -79,15 +91,32 @@ def _indent(lines: list[str], by: int = 1) -> list[str]:
     return ["    " * by + line for line in lines]
 
 
+def _names(letter: str, count: int) -> list[str]:
+    return [letter] if count == 1 else [f"{letter}{i}" for i in range(count)]
+
+
+def _product(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"({' * '.join(names)})" if names else "1"
+
+
+def _tuple(dims: list[str]) -> str:
+    return f"({', '.join(dims)})"
+
+
 class _Writer:
     """What both layouts share: the arguments and the arithmetic behind the statistic."""
-
-    shape: str
-    vector: str
 
     def __init__(self, norm: Norm) -> None:
         self.norm = norm
         self.c = norm.stash
+        self.size = "h" if norm.size is None else str(norm.size)
+        self.outer = _names("n", norm.outer_rank)
+        self.inner = _names("m", norm.inner_rank) if norm.columns else []
+        # the numbers of rows and, for columns, of values beside one another
+        self.n, self.m = _product(self.outer), _product(self.inner)
+        self.shape = _tuple([self.n, self.size, *([self.m] if norm.columns else [])])
+        self.whole = _tuple([*self.outer, self.size, *self.inner])
+        self.vector = f"({self.size},)"
 
     # -- types
 
@@ -189,33 +218,44 @@ class _Writer:
         given += [("Y", self.shape, n.dtype)]
         return given + ([("S", self.shape, n.dtype)] if n.adds else [])
 
-    def head(self, symbols: list[str]) -> list[str]:
+    def head(self) -> list[str]:
         arguments = self.arguments()
         handles = ", ".join(f"p{name}: T.handle" for name, _, _ in arguments)
-        return [
+        symbols = [*self.outer, *(["h"] if self.norm.size is None else []), *self.inner]
+        lines = [
             "@T.prim_func(s_tir=True)",
             f"def {self.norm.name}({handles}):",
             # op_pattern 8 is "opaque": nothing is to be fused into it
             '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
             *(f"    {s} = T.int64()" for s in symbols),
-            *(f'    {name} = T.match_buffer(p{name}, {shape}, "{dtype}")' for name, shape, dtype in arguments),
         ]
+        viewed = [a for a in arguments if self._viewed(a[1])]
+        for name, shape, dtype in arguments:
+            given = (f"{name}_", self.whole) if self._viewed(shape) else (name, shape)
+            lines.append(f'    {given[0]} = T.match_buffer(p{name}, {given[1]}, "{dtype}")')
+        return [*lines, *(f'    {n} = T.decl_buffer({shape}, "{dtype}", data={n}_.data)' for n, shape, dtype in viewed)]
+
+    def _viewed(self, shape: str) -> bool:
+        """Whether a tensor has more dimensions than the kernel is written for."""
+        return shape == self.shape != self.whole
+
+    def _region(self, name: str, shape: str) -> str:
+        """All of an argument."""
+        if self._viewed(shape):
+            name, shape = f"{name}_", self.whole
+        return f"{name}[{', '.join(f'0:{d.strip()}' for d in shape.strip('()').split(',') if d.strip())}]"
 
     def block(self, scratch: list[tuple[str, int, str]], body: list[str]) -> list[str]:
         """``body`` with its scratch, allocated once."""
-        reads = ", ".join(f"{name}[{self._all(shape)}]" for name, shape, _ in self.arguments() if name not in "YS")
-        writes = ", ".join(f"{name}[{self._all(shape)}]" for name, shape, _ in self.arguments() if name in "YS")
+        reads = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name not in "YS")
+        writes = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name in "YS")
         return [
             'with T.sblock("task"):',
             f"    T.reads({reads})",
             f"    T.writes({writes})",
-            *(f'    {n} = T.sblock_alloc_buffer(({size},), "{dtype}", scope="local")' for n, size, dtype in scratch),
+            *(f'    {n} = T.sblock_alloc_buffer(({size},), "{dtype}", scope="global")' for n, size, dtype in scratch),
             *_indent(body),
         ]
-
-    @staticmethod
-    def _all(shape: str) -> str:
-        return ", ".join(f"0:{d.strip()}" for d in shape.strip("()").split(",") if d.strip())
 
     def function(self) -> list[str]:
         raise NotImplementedError
@@ -227,61 +267,79 @@ class _Rows(_Writer):
     def __init__(self, norm: Norm, schedule: CpuSchedule) -> None:
         super().__init__(norm)
         assert norm.size is not None
-        self.size = norm.size
+        self.features = norm.size
         self.schedule = schedule
         self.lanes = max(1, schedule.lanes // (2 if self.c == "float64" else 1))
-        self.shape, self.vector = f"(n, {self.size})", f"({self.size},)"
         partial = norm.parameters.partial_size
-        self.measured = self.size if partial is None else min(partial, self.size)
+        self.measured = self.features if partial is None else min(partial, self.features)
 
     def function(self) -> list[str]:
         s = self.schedule
-        width = s.accumulators * self.lanes
-        scratch = [
-            ("acc", width, self.c),
-            ("aside", width, "float64"),
-            ("t", self.lanes, self.c),
-            ("u", self.lanes, self.c),
-        ]
-        scratch += [("total", self.lanes, "float64"), ("rms", 1, "float64"), ("inverse", 1, self.c)]
-        scratch += [("low", 1, self.c)] if self.split else []
-        if self.measured <= CHAIN * width:
-            scratch = [entry for entry in scratch if entry[0] != "aside"]
-        rows = max(1, -(-s.task_values // max(1, self.size)))
-        serial = ["for i in range(n):", *_indent(self.row("i"))]
-        task = [f"for q in range(T.min({rows}, n - task * {rows})):", *_indent(self.row(f"task * {rows} + q"))]
+        rows = max(1, -(-s.task_values // max(1, self.features)))
+        rows = -(-rows // s.batch) * s.batch
+        serial = self.rows(self.n, "0")
+        task = self.rows(f"T.min({rows}, {self.n} - task * {rows})", f"task * {rows}")
         return [
-            *self.head(["n"]),
-            f"    if n < {max(2, s.serial_below // max(1, self.size))}:",
-            *_indent(self.block(scratch, serial), 2),
+            *self.head(),
+            f"    if {self.n} < {max(2, s.serial_below // max(1, self.features))}:",
+            *_indent(self.block(self.scratch(), serial), 2),
             "    else:",
-            f"        for task in T.parallel((n + {rows - 1}) // {rows}):",
-            *_indent(self.block(scratch, task), 3),
+            f"        for task in T.parallel(({self.n} + {rows - 1}) // {rows}):",
+            *_indent(self.block(self.scratch(), task), 3),
         ]
 
-    def row(self, i: str) -> list[str]:
-        low, high = self.number(_LEAST_RMS), self.number(_MOST_RMS)
+    def scratch(self) -> list[tuple[str, int, str]]:
+        s = self.schedule
+        width = s.accumulators * self.lanes
+        found = [("acc", width, self.c), ("t", self.lanes, self.c), ("u", self.lanes, self.c)]
+        found += [("part", self.lanes, "float64"), ("total", s.batch, "float64"), ("rms", s.batch, "float64")]
+        found += [("inverse", s.batch, self.c)] + ([("low", s.batch, self.c)] if self.split else [])
+        return found + ([("aside", width, "float64")] if self.measured > CHAIN * width else [])
+
+    def rows(self, count: str, first: str) -> list[str]:
+        """``count`` rows from ``first`` on."""
+        batch = self.schedule.batch
+        if batch == 1:
+            return [f"for q in range({count}):", *_indent(self.batch(f"{first} + q", "1"))]
         return [
-            *self.sum_of_squares(i),
-            *self.root("total[0]", self.number(float(self.measured)), "rms[0]"),
-            f"if rms[0] >= {low} and rms[0] <= {high}:",
-            *_indent(self.reciprocal("rms[0]", "0")),
-            *_indent(self.output(i, self.times_reciprocal("0"), self.lanes)),
+            f"for b in range(({count} + {batch - 1}) // {batch}):",
+            *_indent(self.batch(f"{first} + b * {batch}", f"T.min({batch}, {count} - b * {batch})")),
+        ]
+
+    def batch(self, first: str, count: str) -> list[str]:
+        """At most a batch of rows: of all the statistics, then of all the values."""
+        low, high = self.number(_LEAST_RMS), self.number(_MOST_RMS)
+        i, q, each = f"{first} + r", "r", f"for r in range({count}):"
+        statistics = [
+            *self.root(f"total[{q}]", self.number(float(self.measured)), f"rms[{q}]"),
+            *self.reciprocal(f"rms[{q}]", q),
+        ]
+        values = [
+            f"if rms[{q}] >= {low} and rms[{q}] <= {high}:",
+            *_indent(self.output(i, self.times_reciprocal(q), self.lanes)),
             "else:",
-            f'    inverse[0] = T.cast(rms[0], "{self.c}")',
-            *_indent(self.output(i, "{x} / inverse[0]", 1)),
+            f'    inverse[{q}] = T.cast(rms[{q}], "{self.c}")',
+            *_indent(self.output(i, f"{{x}} / inverse[{q}]", 1)),
+        ]
+        return [
+            each,
+            *_indent(self.sum_of_squares(i, f"total[{q}]")),
+            f"for r in T.vectorized({self.schedule.batch}):",
+            *_indent(statistics),
+            each,
+            *_indent(values),
         ]
 
     def output(self, i: str, factor: str, lanes: int) -> list[str]:
         lines = []
-        whole = self.size // lanes
+        whole = self.features // lanes
         if lanes > 1 and whole:
             at = f"k * {lanes} + v"
             lines += [f"for k in range({whole}):", f"    for v in T.vectorized({lanes}):"]
             lines += _indent(self.finish(f"{i}, {at}", at, "v", factor), 2)
-        rest = self.size - whole * lanes if lanes > 1 else self.size
+        rest = self.features - whole * lanes if lanes > 1 else self.features
         if rest:
-            at = f"{self.size - rest} + v"
+            at = f"{self.features - rest} + v"
             lines += [f"for v in range({rest}):", *_indent(self.finish(f"{i}, {at}", at, "0", factor))]
         return lines
 
@@ -301,8 +359,8 @@ class _Rows(_Writer):
         value = self.wide(self.value(at), self.norm.dtype)
         return [*self.add_residual(at, lane), f"acc[{slot}] = acc[{slot}] + {value} * {value}"]
 
-    def sum_of_squares(self, i: str) -> list[str]:
-        """Into ``total[0]``, in float64."""
+    def sum_of_squares(self, i: str, total: str) -> list[str]:
+        """Of row ``i`` into ``total``, in float64."""
         lanes, vectors = self.lanes, self.schedule.accumulators
         width = lanes * vectors
         lines = self._fill("acc")
@@ -331,8 +389,11 @@ class _Rows(_Writer):
         parts = [f"acc[{a} * {lanes} + v]" for a in range(vectors)]
         parts = parts if self.c == "float64" else [f'T.cast({p}, "float64")' for p in parts]
         parts += [f"aside[{a} * {lanes} + v]" for a in range(vectors)] if put_aside else []
-        lines += [f"for v in T.vectorized({lanes}):", f"    total[v] = {_tree(parts)}"]
-        return [*lines, f"total[0] = {_tree([f'total[{v}]' for v in range(lanes)])}"]
+        lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = {_tree(parts)}"]
+        while lanes > 2:  # fold the vector upon itself: single lanes would be taken out one by one
+            lanes //= 2
+            lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = part[v] + part[{lanes} + v]"]
+        return [*lines, f"{total} = {_tree([f'part[{v}]' for v in range(lanes)])}"]
 
 
 def _tree(terms: list[str]) -> str:
@@ -346,21 +407,14 @@ def _tree(terms: list[str]) -> str:
 class _Columns(_Writer):
     """Normalised values lie ``inner`` apart, or their number is unknown: sums in float64, scalar code."""
 
-    def __init__(self, norm: Norm) -> None:
-        super().__init__(norm)
-        self.size = "h" if norm.size is None else str(norm.size)
-        self.shape = f"(n, {self.size}, m)" if norm.columns else f"(n, {self.size})"
-        self.vector = f"({self.size},)"
-
     def function(self) -> list[str]:
         n = self.norm
         partial = n.parameters.partial_size
         measured = self.size if partial is None else f"T.min(T.int64({partial}), T.int64({self.size}))"
-        symbols = ["n"] + (["h"] if n.size is None else []) + (["m"] if n.columns else [])
         columns = COLUMNS if n.columns else 1
-        blocks = f"((m + {columns - 1}) // {columns})" if n.columns else "1"
+        blocks = f"(({self.m} + {columns - 1}) // {columns})" if n.columns else "1"
         at = f"task // {blocks}, j, task % {blocks} * {columns} + q" if n.columns else "task, j"
-        width = f"T.min({columns}, m - task % {blocks} * {columns})" if n.columns else "1"
+        width = f"T.min({columns}, {self.m} - task % {blocks} * {columns})" if n.columns else "1"
         low, high = self.number(_LEAST_RMS), self.number(_MOST_RMS)
         square = f'T.cast({self.wide(self.value(at), n.dtype)} * {self.wide(self.value(at), n.dtype)}, "float64")'
         body = [
@@ -383,7 +437,7 @@ class _Columns(_Writer):
         scratch = [("acc", columns, "float64"), ("rms", columns, "float64"), ("inverse", columns, self.c)]
         scratch += [("t", 1, self.c), ("u", 1, self.c)] + ([("low", columns, self.c)] if self.split else [])
         return [
-            *self.head(symbols),
-            f"    for task in T.parallel(n * {blocks}):",
+            *self.head(),
+            f"    for task in T.parallel({self.n} * {blocks}):",
             *_indent(self.block(scratch, body), 2),
         ]

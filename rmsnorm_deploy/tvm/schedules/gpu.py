@@ -42,6 +42,8 @@ GROUP = 16
 """Sums that one thread adds up where there are no shuffles."""
 CHAIN = 32
 """Additions one after the other where a row is streamed, before what they make is added to the rest."""
+ANY_RANK = False
+"""Whether kernels take tensors of any rank as they are."""
 _ALL_LANES = 0xFFFFFFFF
 
 
