@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
-from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 
 TARGETS = ("llvm", "cuda", "rocm", "opencl", "metal", "webgpu")
 """Targets for which there are schedules."""
@@ -79,6 +79,32 @@ def resolve(target: str, mcpu: str | None = None, arch: str | None = None) -> An
     if target == "rocm":
         return tvm.target.Target({"kind": "rocm", "mcpu": chosen[0]}, host=cpu)
     return tvm.target.Target({"kind": target}, host=cpu)
+
+
+def cpu_of(target: Any) -> str:
+    """LLVM's name of the CPU that a target is for, or that drives its GPU."""
+    cpu = target.host if is_gpu(target) else target
+    return str(cpu.attrs["mcpu"])
+
+
+def explain(error: Exception, target: str) -> None:
+    """Raise an error that says what is the matter, where TVM's own ``error`` on compiling for ``target`` does not.
+
+    Raises:
+        MissingEnvironment: TVM lacks something for this target.
+        ModelError: the model has what the target has not.
+    """
+    text = str(error)
+    if target == "rocm" and ("ROCm path" in text or "ld.lld" in text):
+        raise MissingEnvironment(
+            "TVM needs an installation of ROCm to compile for target 'rocm', and finds none",
+            "Install ROCm with its device libraries and ld.lld, and set ROCM_PATH.",
+        ) from error
+    if target == "webgpu" and "do not support i64" in text:
+        raise ModelError(
+            "WebGPU has no 64-bit integers, and the model computes with some",
+            "Export the model with inputs of type int32, or without token numbers.",
+        ) from error
 
 
 def _checked_cpu(mcpu: str | None) -> str:
