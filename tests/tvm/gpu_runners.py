@@ -133,9 +133,8 @@ class OpenCL(Runner):
         scalars = {"long": np.int64, "int": np.int32}
         for index, (name, dtype) in enumerate(parameters):
             kernel.set_arg(index, buffers[name] if name in buffers else scalars[dtype](sizes[name]))
-        local = (launch["threadIdx.x"], launch["threadIdx.y"])
-        grid = (launch["blockIdx.x"] * local[0], local[1])
-        cl.enqueue_nd_range_kernel(self.queue, kernel, grid, local)
+        threads = launch["threadIdx.x"]
+        cl.enqueue_nd_range_kernel(self.queue, kernel, (launch["blockIdx.x"] * threads,), (threads,))
         for name in ("Y", "S"):
             if name in named and named[name].nbytes:
                 cl.enqueue_copy(self.queue, named[name], buffers[f"{name}_ptr"])

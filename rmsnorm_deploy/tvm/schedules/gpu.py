@@ -17,6 +17,7 @@ float64 at a small part of the rate, or not at all.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,8 @@ BLOCK = 128
 """Threads that rows share which need fewer."""
 MIDDLE = 256
 """Threads beyond which a thread rather takes several vectors of its row."""
-VECTORS = 4
-"""Vectors that a thread takes before more threads are better."""
+VALUES = 16
+"""Values that a thread takes before more threads are better."""
 KEPT_BYTES = 128
 """Bytes of a row that a thread may keep: 32 registers, and as many for the scale or the residual."""
 COLUMNS, SLICES = 32, 8
@@ -84,7 +85,7 @@ def default(norm: Norm, target: Any) -> GpuSchedule:
     if norm.size is None:
         return GpuSchedule(1, min(MIDDLE, limits.threads), 0, 1, warp, cuda)
     lanes = _widest(norm, limits)
-    return _arranged(norm, limits, lanes, _threads(-(-norm.size // lanes), limits))
+    return _arranged(norm, limits, lanes, _threads(-(-norm.size // lanes), VALUES // lanes, limits))
 
 
 def candidates(norm: Norm, target: Any) -> list[GpuSchedule]:
@@ -119,19 +120,19 @@ def _widest(norm: Norm, limits: Limits) -> int:
     return lanes
 
 
-def _threads(count: int, limits: Limits) -> int:
-    """Threads for a row of ``count`` vectors: few enough to need no shared memory if that leaves each not too many."""
+def _threads(count: int, each: int, limits: Limits) -> int:
+    """Threads for a row of ``count`` vectors: so few that they need no shared memory, if that is enough."""
     alone = 32
-    if count <= alone * VECTORS:
+    if count <= alone * each:
         threads = 8
         while threads < min(count, alone):
             threads *= 2
         return threads
-    threads = alone * -(-count // (alone * VECTORS))
+    threads = alone * -(-count // (alone * each))
     if threads <= MIDDLE:
         return threads
     threads = MIDDLE
-    while threads * 2 <= limits.threads and count > threads * VECTORS:
+    while threads * 2 <= limits.threads and count > threads * each:
         threads *= 2
     return threads
 
@@ -186,19 +187,22 @@ class _Gpu(Values):
 
         No launch is empty: an empty grid is an error for a driver, a grid without a row is none.
         """
+        threads, rows = self.s.threads, self.s.rows
+        places = {"lane": f"(thread % {threads})", "row": f"(thread // {threads})"}
+        places = places if rows > 1 else {"lane": "thread", "row": "0"}
+        body = [re.sub(r"\b(lane|row)\b", lambda name: places[name[0]], line) for line in body]
         arguments = self.arguments(self.shape, self.vector)
         read = ", ".join(f"{name}[{_all(shape)}]" for name, shape, _ in arguments if name not in "YS")
         written = ", ".join(f"{name}[{_all(shape)}]" for name, shape, _ in arguments if name in "YS")
         return [
             *self.head(symbols, arguments),
             f'    for block in T.thread_binding(T.max({blocks}, T.int64(1)), thread="blockIdx.x"):',
-            f'        for row in T.thread_binding({self.s.rows}, thread="threadIdx.y"):',
-            f'            for lane in T.thread_binding({self.s.threads}, thread="threadIdx.x"):',
-            '                with T.sblock("norm"):',
-            f"                    T.reads({read})",
-            f"                    T.writes({written})",
-            *indented(scratch, 5),
-            *indented(body, 5),
+            f'        for thread in T.thread_binding({threads * rows}, thread="threadIdx.x"):',
+            '            with T.sblock("norm"):',
+            f"                T.reads({read})",
+            f"                T.writes({written})",
+            *indented(scratch, 4),
+            *indented(body, 4),
         ]
 
     @staticmethod
@@ -345,10 +349,11 @@ class _Kept(_Gpu):
         self.size = norm.size
         self.shape, self.vector = f"(n, {self.size})", f"({self.size},)"
         self.i = f"(block * {schedule.rows} + row)"
+        # The same row. Written like the one that is read, it makes nvcc 13 store a row's first vector value by value.
+        self.stored = f"T.min({self.i}, n - 1)" if schedule.rows > 1 else self.i
         s = schedule
         whole = s.threads * s.vectors * s.lanes == self.size
-        rows = self.row_exists if s.rows > 1 else f"{self.i} < n"
-        self.guard = self.within(rows, None if whole else f"lane + k * {s.threads} < {self.size // s.lanes}")
+        self.guard = self.within(self.row_exists, None if whole else f"lane + k * {s.threads} < {self.size // s.lanes}")
         self.at = f"(lane + k * {s.threads}) * {s.lanes}"
 
     def function(self) -> list[str]:
@@ -390,7 +395,7 @@ class _Kept(_Gpu):
         lines = []
         if n.adds:
             lines += [f"for v in T.unroll({lanes}):", *indented(self.added(x, f"r[k * {lanes} + v]"))]
-            lines += [f"for v in T.vectorized({lanes}):", f"    S[{self.i}, {self.at} + v] = {x}"]
+            lines += [f"for v in T.vectorized({lanes}):", f"    S[{self.stored}, {self.at} + v] = {x}"]
         term = self.square(x)
         if int(self.measured()) < self.size:
             term = f"T.if_then_else({self.at} + v < {self.measured()}, {term}, {self.number(0.0)})"
@@ -414,7 +419,7 @@ class _Kept(_Gpu):
             f"for v in T.unroll({s.lanes}):",
             *indented(self.finish(f"x[k * {s.lanes} + v]", scale, "b[v]", "y[v]")),
         ]
-        return [*lines, f"for v in T.vectorized({s.lanes}):", f"    Y[{self.i}, {self.at} + v] = y[v]"]
+        return [*lines, f"for v in T.vectorized({s.lanes}):", f"    Y[{self.stored}, {self.at} + v] = y[v]"]
 
 
 class _Streamed(_Gpu):
