@@ -10,11 +10,12 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 
 import test_contract
 from gpu_runners import OpenCL, WebGPU
-from test_contract import BF16, COMBINATIONS, F16, F32, Call, agrees, ulp, values
+from test_contract import BF16, COMBINATIONS, F16, F32, F64, Call, agrees, ulp, values
 from test_tvm_kernels import TvmKernels
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules import gpu
 
 UNITS = 3.5
 """ULP that float32 may be off. OpenCL and WebGPU let a division alone be off by 2.5; all of it was seen off by 2.8."""
@@ -56,6 +57,11 @@ def kernels(request, monkeypatch):
     return GpuKernels(request.getfixturevalue(request.param))
 
 
+def devices(*types):
+    """The devices that have all types: PoCL has no half precision on a CPU, WGSL neither float64 nor bfloat16."""
+    return ["opencl"] * (F16 not in types) + ["webgpu"] * (F64 not in types and BF16 not in types)
+
+
 def needs(kernels, norm):
     """Skip where the device or its language, not the schedule, lacks a type."""
     types = {norm.dtype, norm.scale_dtype, norm.stash, norm.rounding}
@@ -82,7 +88,9 @@ def within(call, y, total, units=UNITS):
     assert (np.abs(y.astype(np.float64) - wanted) / ulp(largest, F32)).max(initial=0) <= units
 
 
-@pytest.mark.parametrize("x_type", [F32, F16, BF16])
+@pytest.mark.parametrize(
+    ("kernels", "x_type"), [(kind, t) for t in (F32, F16, BF16) for kind in devices(t)], indirect=["kernels"]
+)
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_row_lengths(kernels, x_type, adds, size):
@@ -112,19 +120,23 @@ SHARED = [
 globals().update({name: getattr(test_contract, name) for name in SHARED})
 
 
-@pytest.mark.parametrize(("op", "x_type", "scale_type", "stash_type", "round_type"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("kernels", "op", "x_type", "scale_type", "stash_type", "round_type"),
+    [(kind, *c) for c in COMBINATIONS for kind in devices(*c[1:])],
+    indirect=["kernels"],
+)
 def test_every_combination_of_types(kernels, op, x_type, scale_type, stash_type, round_type):
     rng = np.random.default_rng(7)
-    for shape in ((5, 67), (5, 96), (2, 21, 5)):
-        scale = values(rng, (shape[1],) + (1,) * (len(shape) - 2), scale_type)
-        x = values(rng, shape, x_type)
-        call = Call(x, scale, x_type, scale_type, round_type, stash_type, (1,), epsilon=1e-3)
-        if op == "AddRMSNorm":
-            call.residual = values(rng, shape, x_type)
-        if op == "GeneralRMSNorm":
-            call.bias = values(rng, scale.shape, scale_type)
-            call.epsilon_outside, call.rms_floor, call.partial_size = 0.125, 1.1, 17
-        within(call, *call.run(kernels))
+    shape = (2, 21, 5) if op == "GeneralRMSNorm" and round_type == x_type else (5, 96)
+    scale = values(rng, (shape[1],) + (1,) * (len(shape) - 2), scale_type)
+    x = values(rng, shape, x_type)
+    call = Call(x, scale, x_type, scale_type, round_type, stash_type, (1,), epsilon=1e-3)
+    if op == "AddRMSNorm":
+        call.residual = values(rng, shape, x_type)
+    if op == "GeneralRMSNorm":
+        call.bias = values(rng, scale.shape, scale_type)
+        call.epsilon_outside, call.rms_floor, call.partial_size = 0.125, 1.1, 17
+    within(call, *call.run(kernels))
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (3, 1000), (2, 8, 5)])
@@ -169,3 +181,25 @@ def test_a_size_known_at_run_time_only(kernels, size):
         call.scale = call.scale.reshape(-1, 1) if columns else call.scale
         call.residual = residual[0] if residual else None
         within(call, outputs[0], outputs[1] if norm.adds else None)
+
+
+@pytest.mark.parametrize("size", [100, 896])
+def test_every_schedule_that_tuning_tries(kernels, size):
+    rng = np.random.default_rng(23)
+    call = Call(values(rng, (5, size), F32), values(rng, (size,), F32), residual=values(rng, (5, size), F32))
+    norm = Norm(NormParameters(Op.ADD_RMS_NORM, F32, epsilon=1e-6), "float32", size)
+    schedules = gpu.candidates(norm, kernels.runner.target)
+    assert schedules[0] == gpu.default(norm, kernels.runner.target)
+    assert len(schedules) == len(set(schedules)) > 4
+    for schedule in schedules:
+        within(call, *call.run(GpuKernels(kernels.runner, schedule)))
+
+
+def test_more_rows_than_a_grid_has_blocks_in_one_dimension(webgpu):
+    rng = np.random.default_rng(29)
+    norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", 4)
+    call = Call(values(rng, (70_000 * 3, 4), F32), values(rng, (4,), F32))
+    one_row = gpu.GpuSchedule(4, 32, 1, 1, 1)
+    y = np.full_like(call.x, 7)
+    webgpu.run(norm, [call.x, call.scale, y], one_row)
+    within(call, y, None)
