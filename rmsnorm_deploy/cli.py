@@ -566,18 +566,146 @@ def compile_command(
     dump_ir: Annotated[
         Path | None, typer.Option("--dump-ir", metavar="DIR", help="Write the module there after each pass.")
     ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option("--tuned", metavar="LOG", help="Schedules that the command tune has found.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile MODEL with TVM into a folder that rmsnorm_deploy.tvm.load runs without the model."""
     from rmsnorm_deploy import tvm
 
     with _to_stderr():
-        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, arch=arch)
+        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch)
     if as_json:
         _print_json(made.to_dict())
     else:
         _print(f"{made.path}: {made.norms} norms in {made.kernels} kernels, for {made.target} {made.mcpu}")
+    if made.tuned is not None:
+        rest = "" if made.tuned == made.kernels else f"; the log {tuned} has none for the others: tune this model"
+        _say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
     _say(f"took {made.seconds:.2f} s")
+
+
+# -- tune -------------------------------------------------------------------------------------------------------------
+
+
+@app.command("tune")
+def tune_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
+    target: Annotated[str, typer.Option("--target", metavar="TARGET", help="As for compile.")] = "llvm",
+    mcpu: Annotated[
+        str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; needed with --tracker.")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option("--tracker", metavar="HOST:PORT", help="Measure on the devices of a TVM RPC tracker.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Of the devices; all that have it work in parallel.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="To write, or to continue.  [default: MODEL.tuning.json]"),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="N,N", help="Row counts; the geometric mean of their times counts.")
+    ] = "1,16,512",
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Schedules to measure for each norm at most.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.01, help="Then begin no other measurement, and choose.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Search the fastest schedule of each norm in MODEL, for compile --tuned.
+
+    One schedule serves every number of rows. It replaces the default only where it wins by more than the noise.
+    Interrupt it at any time: the same command continues.
+    """
+    from rmsnorm_deploy import tvm
+
+    if not all(part.strip().isdecimal() for part in rows.split(",")):
+        raise UsageError(f"--rows takes numbers with commas between them, not '{rows}'", "For instance 1,16,512.")
+    counts = [int(part) for part in rows.split(",")]
+    path = Path(f"{model.stem}.tuning.json") if log is None else log
+    with _to_stderr(), _bar(shown=sys.stderr.isatty() and not as_json) as advance:
+        found = tvm.tune(
+            model,
+            target,
+            mcpu,
+            log=path,
+            tracker=tracker,
+            key=key,
+            rows=counts,
+            trials=trials,
+            seconds=seconds,
+            progress=advance,
+        )
+    report = found.to_dict()
+    if as_json:
+        _print_json(report)
+    else:
+        _print_tuning(report)
+    if found.lost:
+        _say(f"note: {found.lost} times a device was lost on the way, and what it was measuring measured elsewhere")
+    _say(f"{found.measured} measurements{'' if found.measured else ': the log had everything'}")
+    _say(f"wrote {found.path}; use it with 'rmsnorm-deploy compile {model} --tuned {found.path} -o DIR'")
+    _say(f"took {found.seconds:.1f} s")
+
+
+def _print_tuning(report: dict[str, Any]) -> None:
+    right = ("speed-up", "measured", "discarded", *(f"us, {r} rows" for r in report["rows"]))
+    table = _table("kernel", "schedule", "speed-up", *right[3:], "measured", "discarded", right=right)
+    for norm in report["norms"]:
+        chosen = norm["schedule"]
+        changed = {k: v for k, v in (chosen or {}).items() if norm["default"].get(k) != v}
+        what = ", ".join(f"{k} {v}" for k, v in changed.items()) or ("default" if chosen else "not measured")
+        before, after = norm["default_microseconds"], norm["microseconds"]
+        times = (
+            _microseconds(before[str(r)]) + (f" -> {_microseconds(after[str(r)])}" if changed else "")
+            if before
+            else "-"
+            for r in report["rows"]
+        )
+        gain = f"{norm['speedup']:.2f}x" if changed else "-"
+        _row(table, norm["name"], what, gain, *times, str(norm["measured"]), str(len(norm["discarded"])))
+    _print(table)
+    _print("")
+    where = f"{report['devices']} device{'s' if report['devices'] != 1 else ''}"
+    _print(f"for {report['target']} {report['cpu']}, on {where}; speed-up: geometric mean over the row counts")
+    for norm in report["norms"]:
+        for discarded in norm["discarded"]:
+            _say(f"note: {norm['name']}: {_parameters(discarded['schedule'])} {discarded['why']}")
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _parameters(schedule: dict[str, int]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in schedule.items())
+
+
+@contextlib.contextmanager
+def _bar(*, shown: bool) -> Iterator[Any]:
+    """A progress bar on stderr; yields what is to be called with the progress, or None."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(file=sys.stderr, markup=False, highlight=False), transient=True) as bar:
+        task = bar.add_task("importing", total=None)
+
+        def advance(step: Any) -> None:
+            lost = f", {step.lost} lost" if step.lost else ""
+            words = Text(f"{step.norm}: {step.outcome}{lost}").plain
+            bar.update(task, total=step.total, completed=step.done, description=_clean(words))
+
+        yield advance
 
 
 @contextlib.contextmanager

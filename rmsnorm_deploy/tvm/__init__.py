@@ -4,6 +4,8 @@
     f = rmsnorm_deploy.tvm.load("compiled")        # in another process, without the model
     outputs = f({"x": array})
 
+    rmsnorm_deploy.tvm.tune("model.onnx", log="tuning.json")      # then compile(..., tuned="tuning.json")
+
 Needs the extra ``tvm``; nothing else in this package imports it.
 """
 
@@ -17,5 +19,6 @@ except ImportError as error:
 from rmsnorm_deploy.tvm.compile import Compiled, compile
 from rmsnorm_deploy.tvm.importer import import_onnx
 from rmsnorm_deploy.tvm.run import CompiledModel, load
+from rmsnorm_deploy.tvm.tune import Tuning, tune
 
-__all__ = ["Compiled", "CompiledModel", "compile", "import_onnx", "load"]
+__all__ = ["Compiled", "CompiledModel", "Tuning", "compile", "import_onnx", "load", "tune"]

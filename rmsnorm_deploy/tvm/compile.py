@@ -22,6 +22,7 @@ from rmsnorm_deploy.tvm import cubin, pipeline, targets
 from rmsnorm_deploy.tvm.importer import import_prepared
 from rmsnorm_deploy.tvm.prepare import PREFIX, prepared
 from rmsnorm_deploy.tvm.run import DESCRIPTION, LIBRARY, SCHEMA_VERSION
+from rmsnorm_deploy.tvm.tuned import TunedSchedules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Compiled:
         mcpu: the CPU it is for.
         norms: norms in the model.
         kernels: kernels that they share.
+        tuned: kernels whose schedule is from a log of tuning; None without one.
         seconds: time taken.
     """
 
@@ -42,6 +44,7 @@ class Compiled:
     mcpu: str
     norms: int
     kernels: int
+    tuned: int | None
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def compile(
     *,
     output: StrPath,
     dump_ir: StrPath | None = None,
+    tuned: StrPath | None = None,
     arch: str | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, with the weights, and a JSON.
@@ -66,11 +70,12 @@ def compile(
         mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default.
         output: a folder that is not there yet; nothing appears there when something fails.
         dump_ir: write the module there before the first pass and after each.
+        tuned: a log of :func:`rmsnorm_deploy.tvm.tune`; a norm that it lacks gets the default schedule.
         arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
 
     Raises:
-        UsageError: the target, the CPU or a GPU is unknown, or ``output`` is there already.
-        ModelError: the model cannot be read, or TVM cannot import or compile it.
+        UsageError: the target, CPU or GPU is unknown or not that of the log, or ``output`` is there already.
+        ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
         MissingEnvironment: there is no C++ compiler to link the library, no nvcc for ``cuda``, or no ROCm for ``rocm``.
     """
     started = time.perf_counter()
@@ -83,11 +88,12 @@ def compile(
         raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
     if not folder.absolute().parent.is_dir():
         raise UsageError(f"the folder {folder.absolute().parent} is not there", "Make it first.")
+    schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     proto = prepared(model)
     imported = import_prepared(proto)
     norms = sum(n.domain == DOMAIN and n.op_type.startswith(PREFIX) for n in proto.graph.node)
     try:
-        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir))
+        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
         with cubin.taken_out() as cuda_sources:
             executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
     except RmsNormDeployError:
@@ -124,7 +130,8 @@ def compile(
             raise
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         made.rename(folder)
-    return Compiled(folder, target, description["mcpu"], norms, kernels, time.perf_counter() - started)
+    used = None if schedules is None else schedules.used
+    return Compiled(folder, target, description["mcpu"], norms, kernels, used, time.perf_counter() - started)
 
 
 def _inputs(proto: ModelProto) -> list[ValueInfoProto]:

@@ -14,8 +14,8 @@ from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.rest import schedule_rest
 from rmsnorm_deploy.tvm.schedules import family
-from rmsnorm_deploy.tvm.share import shared_tensors
 from rmsnorm_deploy.tvm.targets import is_gpu
+from rmsnorm_deploy.tvm.tidy import shared_tensors, without_unread_tuples
 
 Tuned = Callable[[Norm], Any]
 """A norm's tuned schedule, or None."""
@@ -68,6 +68,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("share_tensors", shared_tensors),
         ("lower_allocations", t.LowerAllocTensor()),
         ("free_after_last_use", t.KillAfterLastUse()),
+        ("drop_unread_tuples", without_unread_tuples),
         ("lower_builtins", t.LowerRuntimeBuiltin()),
         ("compute_sizes", t.ComputePrimValue()),
         ("lower_shapes", t.VMShapeLower()),

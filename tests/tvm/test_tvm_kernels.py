@@ -10,7 +10,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 
 import test_contract
 import tvm
-from test_contract import ALL, COMBINATIONS, DTYPES, F16, F32, F64, Call, agrees, values
+from test_contract import ALL, BF16, COMBINATIONS, DTYPES, F16, F32, F64, Call, agrees, values
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
@@ -145,14 +145,35 @@ def test_row_lengths(kernels, x_type, adds, size):
     agrees(call, *call.run(kernels))
 
 
-@pytest.mark.parametrize("schedule", [CpuSchedule(lanes=16), CpuSchedule(4, 3, 0, 100), CpuSchedule(8, 1, 0, 1)])
-@pytest.mark.parametrize("size", [100, 2000])
-def test_every_choice_of_the_schedule_is_right_serial_and_parallel(schedule, size):
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        CpuSchedule(lanes=16, batch=4),
+        CpuSchedule(lanes=4, accumulators=3, serial_below=0, task_values=100, batch=8, stream_from=0),
+        CpuSchedule(accumulators=1, serial_below=0, task_values=1, stream_from=1),
+        CpuSchedule(lanes=16, serial_below=0, batch=2, stream_from=1 << 16),
+    ],
+)
+@pytest.mark.parametrize(("size", "x_type"), [(100, F32), (2048, F32), (160, F16), (160, F64), (64, BF16)])
+def test_every_choice_of_the_schedule_is_right_serial_parallel_and_streaming(schedule, size, x_type):
     rng = np.random.default_rng(13)
     own = TvmKernels(schedule)
+    stash = F64 if x_type == F64 else F32
     for rows in (1, 2, 3, 64):
-        call = Call(values(rng, (rows, size), F32), values(rng, (size,), F32), residual=values(rng, (rows, size), F32))
+        x, residual = values(rng, (rows, size), x_type), values(rng, (rows, size), x_type)
+        call = Call(x, values(rng, (size,), x_type), x_type, x_type, stash, stash)
         agrees(call, *call.run(own))
+        call.residual = residual
+        agrees(call, *call.run(own))
+
+
+def test_results_are_stored_past_the_caches_where_no_cache_holds_them():
+    norm = Norm(NormParameters(Op.ADD_RMS_NORM, F32, scale_type=F32), "float32", 4096)
+    for stream_from, wanted in ((1, True), (0, False)):
+        made = kernel(norm, CpuSchedule(stream_from=stream_from)).with_attr("global_symbol", "norm")
+        text = tvm.compile(tvm.IRModule({"norm": made}), target=targets.resolve("llvm")).mod.inspect_source("ll")
+        assert ("!nontemporal" in text) is wanted
+        assert ("llvm.prefetch" in text) is wanted
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 8, 5)])

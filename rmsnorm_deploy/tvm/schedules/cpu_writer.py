@@ -1,0 +1,233 @@
+"""What every layout's kernel is made of: its arguments, its scratch, and the arithmetic behind the statistic.
+
+A kernel is TVMScript text that is written out and parsed, because what matters (which loop is a vector, where scratch
+lives) is then readable in the result.
+
+Scratch has the scope "global" and few bytes: that is what TVM leaves on the stack, where LLVM makes registers of it.
+What has another scope, or 1024 bytes and more, it takes from a pool: 20 ns for each piece, in every task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rmsnorm_deploy.tvm.norm import Norm
+
+STACK_BYTES = 1024
+"""Scratch of fewer bytes is on the stack; see above."""
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+LEAST_RMS, MOST_RMS = 2.0**-100, 2.0**100
+"""Between these an RMS has a reciprocal whose low part is a normal number, too; elsewhere values are divided."""
+_ROUND_DOWN = 1.0 - 2.0**-23
+"""Makes the high part smaller than the reciprocal, so that the low one is positive: infinity times both is infinity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuSchedule:
+    """What can be chosen without changing the result by more than rounding.
+
+    Attributes:
+        lanes: values in one vector of float32 arithmetic; half as many in float64.
+        accumulators: vectors that are summed side by side; any number.
+        serial_below: values in X below which the threads are left asleep.
+        task_values: a task takes as many rows as make up this many values, and whole batches.
+        batch: rows whose roots and reciprocals are taken together, as one vector.
+        stream_from: bytes of all tensors together from which results are stored past the caches; 0 for never.
+    """
+
+    lanes: int = 8
+    accumulators: int = 4
+    serial_below: int = 98304
+    task_values: int = 16384
+    batch: int = 1
+    stream_from: int = 16 << 20
+
+
+def indent(lines: list[str], by: int = 1) -> list[str]:
+    """Lines one block deeper."""
+    return ["    " * by + line for line in lines]
+
+
+def _names(letter: str, count: int) -> list[str]:
+    return [letter] if count == 1 else [f"{letter}{i}" for i in range(count)]
+
+
+def _product(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"({' * '.join(names)})" if names else "1"
+
+
+def _tuple(dims: list[str]) -> str:
+    return f"({', '.join(dims)})"
+
+
+class Writer:
+    """What both layouts share: the arguments and the arithmetic behind the statistic."""
+
+    def __init__(self, norm: Norm) -> None:
+        self.norm = norm
+        self.c = norm.stash
+        self.size = "h" if norm.size is None else str(norm.size)
+        self.outer = _names("n", norm.outer_rank)
+        self.inner = _names("m", norm.inner_rank) if norm.columns else []
+        # the numbers of rows and, for columns, of values beside one another
+        self.n, self.m = _product(self.outer), _product(self.inner)
+        self.shape = _tuple([self.n, self.size, *([self.m] if norm.columns else [])])
+        self.whole = _tuple([*self.outer, self.size, *self.inner])
+        self.vector = f"({self.size},)"
+
+    # -- types
+
+    def wide(self, value: str, dtype: str) -> str:
+        """``value`` in the type of the arithmetic."""
+        return value if dtype == self.c else f'T.cast({value}, "{self.c}")'
+
+    def number(self, value: float, dtype: str = "float64") -> str:
+        """A constant."""
+        return f"T.{dtype}({value!r})"
+
+    def narrow(self, value: str, dtype: str) -> str:
+        """``value``, the name of a variable, in ``dtype``."""
+        if dtype == self.c:
+            return value
+        if dtype == "bfloat16":
+            value = self._to_bfloat16(value)
+        return f'T.cast({value}, "{dtype}")'
+
+    def _to_bfloat16(self, value: str) -> str:
+        """``value`` as a float32 that bfloat16 can hold, rounded to nearest even; every NaN stays one.
+
+        TVM drops a Cast to bfloat16 that is followed by one back, and turns a NaN with all bits set into a zero.
+        """
+        value = value if self.c == "float32" else f'T.cast({value}, "float32")'
+        bits = f'T.reinterpret("uint32", {value})'
+        odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+        rounded = f"T.bitwise_and({bits} + T.uint32(32767) + {odd}, T.uint32(4294901760))"
+        return f"T.if_then_else(T.isnan({value}), T.float32('nan'), T.reinterpret(\"float32\", {rounded}))"
+
+    def rounded(self, name: str) -> list[str]:
+        """Round a variable to the norm's rounding type and back."""
+        rounding = self.norm.rounding
+        if rounding == self.c:
+            return []
+        if rounding == "bfloat16":
+            return [f"{name} = {self.wide(self._to_bfloat16(name), 'float32')}"]
+        return [f'{name} = T.cast({self.narrow(name, rounding)}, "{self.c}")']
+
+    # -- pieces
+
+    @property
+    def split(self) -> bool:
+        """Whether the reciprocal has a high and a low part: rounded to float32 it would cost a float32 result a ULP."""
+        return self.c == "float32" and self.norm.dtype == "float32"
+
+    def reciprocal(self, rms: str, at: str) -> list[str]:
+        """The reciprocal of ``rms``, in one part or two."""
+        inverse = f"{self.number(1.0)} / {rms}"
+        if not self.split:
+            return [f'inverse[{at}] = T.cast({inverse}, "{self.c}")']
+        return [
+            f'inverse[{at}] = T.cast({inverse} * {self.number(_ROUND_DOWN)}, "float32")',
+            f'low[{at}] = T.cast({inverse} - T.cast(inverse[{at}], "float64"), "float32")',
+        ]
+
+    def times_reciprocal(self, at: str) -> str:
+        """The normalised value, to be completed by :meth:`finish`."""
+        return f"{{x}} * inverse[{at}]" + (f" + {{x}} * low[{at}]" if self.split else "")
+
+    def finish(self, at: str, feature: str, lane: str, normalised: str) -> list[str]:
+        """From one value ``{x}`` of X (or of the sum) to one of Y, in ``t``; ``normalised`` says how to normalise."""
+        n = self.norm
+        t, u = f"t[{lane}]", f"u[{lane}]"
+        lines = [f"{t} = {normalised.format(x=self.wide(self.value(at), n.dtype))}", *self.rounded(t)]
+        scale, value = self.parameter("W", at if n.full_scale else feature, u)
+        lines += [*scale, f"{t} = {t} * {value}", *self.rounded(t)]
+        if n.biased:
+            bias, value = self.parameter("B", at if n.full_bias else feature, u)
+            lines += [*bias, f"{t} = {t} + {value}", *self.rounded(t)]
+        return lines
+
+    def store(self, name: str, at: str, lane: str) -> str:
+        """``t`` as a value of a result."""
+        return f"{name}[{at}] = {self.narrow(f't[{lane}]', self.norm.dtype)}"
+
+    def parameter(self, name: str, at: str, u: str) -> tuple[list[str], str]:
+        """Statements that put a value of scale or bias into ``u``, as it is used, and the expression to use."""
+        return [f"{u} = {self.wide(f'{name}[{at}]', self.norm.scale_dtype)}", *self.rounded(u)], u
+
+    def add_residual(self, at: str, lane: str) -> list[str]:
+        """The sum, stored, where there is a residual."""
+        if not self.norm.adds:
+            return []
+        total = f"{self.wide(f'X[{at}]', self.norm.dtype)} + {self.wide(f'R[{at}]', self.norm.dtype)}"
+        return [f"t[{lane}] = {total}", self.store("S", at, lane)]
+
+    def value(self, at: str) -> str:
+        """What is normalised."""
+        return f"{'S' if self.norm.adds else 'X'}[{at}]"
+
+    def root(self, total: str, count: str, rms: str) -> list[str]:
+        """The float64 RMS, from the sum of squares. A NaN survives the floor."""
+        p = self.norm.parameters
+        lines = [f"{rms} = T.sqrt({total} / {count} + {self.number(p.epsilon)})"]
+        if p.epsilon_outside:
+            lines.append(f"{rms} = {rms} + {self.number(p.epsilon_outside)}")
+        if p.rms_floor:
+            floor = self.number(p.rms_floor)
+            lines.append(f"{rms} = T.if_then_else({rms} < {floor}, {floor}, {rms})")
+        return lines
+
+    # -- the function
+
+    def arguments(self) -> list[tuple[str, str, str]]:
+        """Name, shape and type of each argument."""
+        n = self.norm
+        given = [("X", self.shape, n.dtype)]
+        given += [("R", self.shape, n.dtype)] if n.adds else []
+        given += [("W", self.shape if n.full_scale else self.vector, n.scale_dtype)]
+        given += [("B", self.shape if n.full_bias else self.vector, n.scale_dtype)] if n.biased else []
+        given += [("Y", self.shape, n.dtype)]
+        return given + ([("S", self.shape, n.dtype)] if n.adds else [])
+
+    def head(self) -> list[str]:
+        """Signature and buffers."""
+        arguments = self.arguments()
+        handles = ", ".join(f"p{name}: T.handle" for name, _, _ in arguments)
+        symbols = [*self.outer, *(["h"] if self.norm.size is None else []), *self.inner]
+        lines = [
+            "@T.prim_func(s_tir=True)",
+            f"def {self.norm.name}({handles}):",
+            # op_pattern 8 is "opaque": nothing is to be fused into it
+            '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
+            *(f"    {s} = T.int64()" for s in symbols),
+        ]
+        viewed = [a for a in arguments if self._viewed(a[1])]
+        for name, shape, dtype in arguments:
+            given = (f"{name}_", self.whole) if self._viewed(shape) else (name, shape)
+            lines.append(f'    {given[0]} = T.match_buffer(p{name}, {given[1]}, "{dtype}")')
+        return [*lines, *(f'    {n} = T.decl_buffer({shape}, "{dtype}", data={n}_.data)' for n, shape, dtype in viewed)]
+
+    def _viewed(self, shape: str) -> bool:
+        """Whether a tensor has more dimensions than the kernel is written for."""
+        return shape == self.shape != self.whole
+
+    def _region(self, name: str, shape: str) -> str:
+        """All of an argument."""
+        if self._viewed(shape):
+            name, shape = f"{name}_", self.whole
+        return f"{name}[{', '.join(f'0:{d.strip()}' for d in shape.strip('()').split(',') if d.strip())}]"
+
+    def block(self, scratch: list[tuple[str, int, str]], body: list[str]) -> list[str]:
+        """``body`` with its scratch, allocated once."""
+        reads = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name not in "YS")
+        writes = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name in "YS")
+        return [
+            'with T.sblock("task"):',
+            f"    T.reads({reads})",
+            f"    T.writes({writes})",
+            *(f'    {n} = T.sblock_alloc_buffer(({size},), "{dtype}", scope="global")' for n, size, dtype in scratch),
+            *indent(body),
+        ]
+
+    def function(self) -> list[str]:
+        """The whole kernel, line by line."""
+        raise NotImplementedError

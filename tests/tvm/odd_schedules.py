@@ -1,0 +1,58 @@
+"""A family of schedules for the tests of tuning: some of them crash, hang, are wrong or do not compile."""
+
+import dataclasses
+import os
+
+import tvm
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.script import from_source
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+from rmsnorm_deploy.tvm.schedules import cpu
+
+ANY_RANK = cpu.ANY_RANK
+SLOW, VERY_SLOW = 1, 2
+"""Sleep before they compute: a measurement takes a tenth of a second, or half a one."""
+CRASHES, HANGS, WRONG, IS_REFUSED, CRASHES_THE_COMPILER = 3, 4, 5, 6, 7
+
+
+@dataclasses.dataclass(frozen=True)
+class OddSchedule:
+    kind: int = 0
+    number: int = 0
+
+
+chosen = [OddSchedule(), OddSchedule(number=1)]
+"""What ``candidates`` returns; a test replaces it."""
+
+
+def default(norm, target):
+    return chosen[0]
+
+
+def candidates(norm, target):
+    return list(chosen)
+
+
+def kernel(norm, schedule):
+    if schedule.kind == IS_REFUSED:
+        raise ValueError("there is no such kernel")
+    if schedule.kind == CRASHES_THE_COMPILER:
+        os.abort()
+    function = cpu.kernel(dataclasses.replace(norm, parameters=_other(norm)) if schedule.kind == WRONG else norm)
+    first = {SLOW: '"usleep", 2000', VERY_SLOW: '"usleep", 20000', CRASHES: '"abort"', HANGS: '"pause"'}.get(
+        schedule.kind
+    )
+    if first is None:
+        return function
+    text = f'@T.prim_func(s_tir=True)\ndef f():\n    T.evaluate(T.call_extern("int32", {first}))\n'
+    before = from_source(text, {"T": T, "I": I}).body
+    block = function.body.block
+    body = tvm.tirx.SeqStmt([before.block.body if hasattr(before, "block") else before, block.body])
+    root = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers)
+    return function.with_body(SBlockRealize([], True, root))
+
+
+def _other(norm):
+    return dataclasses.replace(norm.parameters, epsilon=1.0)
