@@ -16,6 +16,7 @@ import tvm as tvm_itself
 import tvm_ffi
 from test_contract import BF16, F16, F32, F64
 from test_tvm_gpu_sources import norm_of
+from tvm_ffi.registry import remove_global_func
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli import main
@@ -152,16 +153,37 @@ def test_the_folder_has_machine_code_for_each_gpu_with_every_kernel_that_the_lib
 def test_nothing_of_tvm_stays_changed(folder):
     name = "ffi.Module.create.cuda"
     assert tvm_ffi.get_global_func(name, allow_missing=True) is None
-    own = tvm_ffi.register_global_func(name, lambda *_: None, override=True)
+    tvm_ffi.register_global_func(name, lambda *_: None, override=True)
     try:
         with cubin.taken_out():
             pass
         assert tvm_ffi.get_global_func(name)(1) is None
     finally:
-        from tvm_ffi.registry import remove_global_func
-
         remove_global_func(name)
-    del own
+
+
+def test_loading_hands_the_machine_code_to_tvms_cuda_runtime(folder, monkeypatch):
+    """A stand-in for that runtime: what it is given, and where its module goes."""
+    given = []
+    stand_in = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
+
+    def create(*arguments):
+        given.append(arguments)
+        return stand_in
+
+    tvm_ffi.register_global_func("ffi.Module.create.cuda", create, override=True)
+    try:
+        library = tvm_itself.runtime.load_module(str(folder / "model.so")).imports[0]
+        cubin.attach(library, folder)
+    finally:
+        remove_global_func("ffi.Module.create.cuda")
+    ((code, form, functions, _),) = given
+    assert bytes(code)[:4] == bytes.fromhex("50ed55ba")  # a fat binary
+    assert form == "fatbin"
+    norm = functions["rms_norm_rows_48_float32_kernel"]
+    assert [str(t) for t in norm.arg_types] == ["handle"] * 3 + ["int64"]
+    assert list(norm.launch_param_tags) == ["blockIdx.x", "threadIdx.x"]
+    assert [m.same_as(stand_in) for m in library.imports] == [True]
 
 
 def test_the_gpus_asked_for(small_model, tmp_path, capfd):
