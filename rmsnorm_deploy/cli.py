@@ -549,13 +549,19 @@ def doctor_command(as_json: JsonFlag = False) -> None:
 # -- compile ----------------------------------------------------------------------------------------------------------
 
 
+_TARGET_HELP = "llvm (the CPU), cuda, rocm, opencl, metal or webgpu."
+
+
 @app.command("compile")
 def compile_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to make.")],
-    target: Annotated[str, typer.Option("--target", metavar="TARGET", help="llvm, the CPU.")] = "llvm",
+    target: Annotated[str, typer.Option("--target", metavar="TARGET", help=_TARGET_HELP)] = "llvm",
     mcpu: Annotated[
         str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; this machine's by default.")
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="GPUS", help="For cuda: sm_80,sm_90 by default. For rocm: gfx90a.")
     ] = None,
     dump_ir: Annotated[
         Path | None, typer.Option("--dump-ir", metavar="DIR", help="Write the module there after each pass.")
@@ -569,7 +575,7 @@ def compile_command(
     from rmsnorm_deploy import tvm
 
     with _to_stderr():
-        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned)
+        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch)
     if as_json:
         _print_json(made.to_dict())
     else:

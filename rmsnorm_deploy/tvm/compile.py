@@ -18,7 +18,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import pipeline, targets, weights
+from rmsnorm_deploy.tvm import cubin, pipeline, targets, weights
 from rmsnorm_deploy.tvm.importer import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.input_shapes import inputs_of
 from rmsnorm_deploy.tvm.prepare import NORMS, PREFIX, prepared
@@ -61,24 +61,29 @@ def compile(
     output: StrPath,
     dump_ir: StrPath | None = None,
     tuned: StrPath | None = None,
+    arch: str | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        target: ``llvm``, the CPU.
-        mcpu: LLVM's name of the CPU; this machine's by default.
+        target: ``llvm``, the CPU; or ``cuda``, ``rocm``, ``opencl``, ``metal``, ``webgpu``.
+        mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default.
         output: a folder that is not there yet; nothing appears there when something fails.
         dump_ir: write the module there before the first pass and after each.
         tuned: a log of :func:`rmsnorm_deploy.tvm.tune`; a norm that it lacks gets the default schedule.
+        arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
 
     Raises:
-        UsageError: the target or CPU is unknown or not that of the log, or ``output`` is there already.
+        UsageError: the target, CPU or GPU is unknown or not that of the log, or ``output`` is there already.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
-        MissingEnvironment: there is no C++ compiler to link the library.
+        MissingEnvironment: there is no C++ compiler to link the library, no nvcc for ``cuda``, or no ROCm for ``rocm``.
     """
     started = time.perf_counter()
-    resolved = targets.resolve(target, mcpu)
+    resolved = targets.resolve(target, mcpu, arch)
+    architectures = targets.architectures(target, arch)
+    if target == "cuda":
+        cubin.find_nvcc()
     folder = Path(output)
     if folder.exists():
         raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
@@ -91,17 +96,20 @@ def compile(
     try:
         module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
         module = weights.as_arguments(module)
-        executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
+        with cubin.taken_out() as cuda_sources:
+            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes
+        targets.explain(error, target)
         text = (str(error).strip().splitlines() or ["no message"])[-1]
         raise ModelError(f"TVM cannot compile the model: {text}", "--dump-ir DIR shows how far it came.") from error
     kernels = sum("rms_norm_" in v.name_hint for v in module.get_global_vars())
     description = {
         "schema_version": SCHEMA_VERSION,
         "target": target,
-        "mcpu": str(resolved.attrs["mcpu"]),
+        "mcpu": targets.cpu_of(resolved),
+        "architectures": list(architectures),
         "tvm": tvm.__version__,
         "norms": norms,
         "kernels": kernels,
@@ -113,6 +121,9 @@ def compile(
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
         made = Path(staging) / "made"
         made.mkdir()
+        if cuda_sources:
+            cubin.detach(executable.mod, cuda_sources)
+            cubin.save(cuda_sources, architectures, made)
         try:
             executable.export_library(str(made / LIBRARY))
         except (RuntimeError, OSError) as error:

@@ -9,9 +9,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.rest import schedule_rest
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.targets import is_gpu
 from rmsnorm_deploy.tvm.tidy import shared_tensors, without_unread_tuples
 
 Tuned = Callable[[Norm], Any]
@@ -23,11 +26,25 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
     """The pass that makes kernels of norms, with the schedule that was tuned or else the default for ``target``."""
     schedules = family(target)
 
-    def make(norm: Norm) -> Any:
-        schedule = None if tuned is None else tuned(norm)
-        return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
+    def lower(module: Any) -> Any:
+        refused: list[RmsNormDeployError] = []
 
-    return lambda module: lowered(module, make, schedules.ANY_RANK)
+        def make(norm: Norm) -> Any:
+            schedule = None if tuned is None else tuned(norm)
+            try:
+                return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
+            except RmsNormDeployError as error:
+                refused.append(error)
+                raise
+
+        try:
+            return lowered(module, make, schedules.ANY_RANK)
+        except Exception:
+            if refused:  # on its way through TVM it became another
+                raise refused[0] from None
+            raise
+
+    return lower
 
 
 def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
@@ -42,6 +59,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("fold_constants", t.FoldConstant()),
         ("fuse_operators", t.FuseOps()),
         ("fuse_kernels", t.FuseTIR()),
+        *([("schedule_rest", schedule_rest())] if is_gpu(target) else []),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
         ("to_non_dataflow", t.ToNonDataflow()),
         ("remove_purity_checking", t.RemovePurityChecking()),

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import weights
+from rmsnorm_deploy.tvm import cubin, weights
+from rmsnorm_deploy.tvm.device import device_for
 
 LIBRARY = "model.so"
 WEIGHTS = "model.params"
@@ -101,7 +102,7 @@ def load(path: StrPath) -> CompiledModel:
 
     Raises:
         ModelError: the folder is not one, or is incomplete.
-        MissingEnvironment: it was made by another release of TVM.
+        MissingEnvironment: it was made by another release of TVM, or its device is not there.
     """
     folder = Path(path)
     try:
@@ -117,7 +118,10 @@ def load(path: StrPath) -> CompiledModel:
         )
     if not (folder / LIBRARY).is_file():
         raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
-    device = tvm.cpu()
-    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / LIBRARY)), device)
+    device = device_for(description["target"])
+    library = tvm.runtime.load_module(str(folder / LIBRARY))
+    if description["target"] == "cuda":
+        cubin.attach(library.imports[0], folder)
+    machine = tvm.relax.VirtualMachine(library, device)
     values = weights.load(folder / WEIGHTS, description["weights"], device)
     return CompiledModel(description, machine["main"], values, device)

@@ -160,7 +160,6 @@ def test_wrong_inputs_are_refused(small, feeds, said):
         ("llvm", "native", "knows no CPU 'native'"),
         ("llvm", "znver33", "Perhaps znver3"),
         ("toaster", None, "no schedules for target 'toaster'"),
-        ("cuda", None, "no schedules for target 'cuda'"),
     ],
 )
 def test_unknown_targets_and_processors_are_refused(small, tmp_path, target, mcpu, said):

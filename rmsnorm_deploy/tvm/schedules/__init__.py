@@ -12,9 +12,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from rmsnorm_deploy.tvm.schedules import cpu
+from rmsnorm_deploy.tvm.schedules import cpu, gpu
+from rmsnorm_deploy.tvm.schedules.limits import LIMITS
 
 
 def family(target: Any) -> ModuleType:
     """The module with the schedules for ``target``, a ``tvm.target.Target``."""
-    return {"llvm": cpu}[str(target.kind.name)]
+    return {"llvm": cpu, **dict.fromkeys(LIMITS, gpu)}[str(target.kind.name)]

@@ -1,0 +1,61 @@
+"""The GPU schedule where threads exchange sums by shuffles: TVM's CUDA text, emulated."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+# the folder that this file is in would pass for an empty package "tvm"
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+
+from cuda_runner import Cuda
+from test_contract import BF16, F16, F32, Call, values
+from test_tvm_gpu_numbers import GpuKernels, within
+
+from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules import gpu
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    return Cuda()
+
+
+@pytest.mark.parametrize("x_type", [F32, F16, BF16])
+@pytest.mark.parametrize("size", [64, 100, 896, 4097])
+def test_row_lengths(cuda, x_type, size):
+    rng = np.random.default_rng(11)
+    adds = size in (100, 896)
+    for rows in (1, 3, 17):
+        call = Call(values(rng, (rows, size), x_type), values(rng, (size,), x_type), x_type, x_type, x_type)
+        call.residual = values(rng, (rows, size), x_type) if adds else None
+        within(call, *call.run(GpuKernels(cuda)))
+
+
+def test_no_rows_at_all(cuda):
+    norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", 64)
+    x = np.ones((0, 64), np.float32)
+    cuda.run(norm, [x, np.ones(64, np.float32), x.copy()])
+
+
+def test_a_row_that_is_streamed_and_one_that_is_a_column(cuda):
+    rng = np.random.default_rng(13)
+    call = Call(values(rng, (2, 40_000), F32), values(rng, (40_000,), F32), residual=values(rng, (2, 40_000), F32))
+    within(call, *call.run(GpuKernels(cuda)))
+    call = Call(values(rng, (2, 41, 33), F32), values(rng, (41, 1), F32), axes=(1,), bias=values(rng, (41, 1), F32))
+    call.partial_size = 20
+    within(call, *call.run(GpuKernels(cuda)))
+
+
+@pytest.mark.parametrize("target", ["metal", "rocm"])
+@pytest.mark.parametrize("size", [64, 2000])
+def test_the_exchange_without_exclusive_or(cuda, target, size):
+    """Those of Metal and ROCm, in CUDA's text."""
+    rng = np.random.default_rng(17)
+    norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", size)
+    schedule = gpu.default(norm, targets.resolve(target))
+    assert (schedule.cuda, schedule.warp > 1) == (0, True)
+    call = Call(values(rng, (3, size), F32), values(rng, (size,), F32))
+    within(call, *call.run(GpuKernels(cuda, dataclasses.replace(schedule))))

@@ -1,0 +1,205 @@
+"""What nvcc makes of the GPU schedule, where it is installed: no spills, 128-bit accesses, and a folder with both."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+# the folder that this file is in would pass for an empty package "tvm"
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+
+import tvm as tvm_itself
+import tvm_ffi
+from test_contract import BF16, F16, F32, F64
+from test_tvm_gpu_sources import norm_of
+from tvm_ffi.registry import remove_global_func
+
+from rmsnorm_deploy import tvm
+from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+from rmsnorm_deploy.op import Op
+from rmsnorm_deploy.tvm import cubin, targets
+from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules import gpu
+
+NVCC = shutil.which("nvcc")
+pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: it is in the CUDA toolkit")
+ARCHITECTURES = ("sm_80", "sm_90")
+KERNELS = {
+    **{f"rms_{size}_{dtype}": norm_of(size, dtype) for size in (64, 896, 4096, 8192) for dtype in (F32, F16, BF16)},
+    **{f"add_{size}_{dtype}": norm_of(size, dtype, Op.ADD_RMS_NORM) for size in (4096, 8192) for dtype in (F32, F16)},
+    "gemma_4096": norm_of(4096, BF16, scale_dtype=F32, scale_type=F32),
+    "general_4096": norm_of(
+        4096, F16, Op.GENERAL_RMS_NORM, epsilon_outside=0.1, rms_floor=0.2, partial_size=1000, scale_dtype=F32
+    ),
+    "double_512": norm_of(512, F64, stash_type=F64, scale_type=F64),
+    "odd_4097": norm_of(4097, F16),
+    "long_100000": norm_of(100_000, F16, Op.ADD_RMS_NORM),
+    "any_length": norm_of(None, F32),
+    "columns_256": Norm(norm_of(256).parameters, "float32", 256, columns=True),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """All kernels in one file, and ``{architecture: ({kernel: what ptxas reports}, PTX, cubin)}``."""
+    target = targets.resolve("cuda")
+    functions = {
+        name: gpu.kernel(norm, gpu.default(norm, target)).with_attr("global_symbol", name)
+        for name, norm in KERNELS.items()
+    }
+    with cubin.taken_out() as sources:
+        tvm_itself.tirx.build(tvm_itself.IRModule(functions), target=target)
+    folder = tmp_path_factory.mktemp("nvcc")
+    (folder / "kernels.cu").write_text(sources[0].text)
+
+    def one(architecture):
+        place = folder / architecture
+        place.mkdir()
+        flags = ["-O3", "-std=c++17", f"-arch={architecture}", "-Xptxas", "-v", "--keep", "--keep-dir", str(place)]
+        command = [NVCC, *flags, "-cubin", "-o", str(place / "kernels.cubin"), str(folder / "kernels.cu")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        reports = {
+            part.split("'")[0].removesuffix("_kernel"): part
+            for part in done.stderr.split("Compiling entry function '")[1:]
+        }
+        return architecture, (reports, next(place.glob("*.ptx")).read_text(), (place / "kernels.cubin").read_bytes())
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(pool.map(one, ARCHITECTURES))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_is_spilled(made, architecture):
+    reports, _, _ = made[architecture]
+    assert sorted(reports) == sorted(KERNELS)
+    for name, report in reports.items():
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, (name, report)
+        registers = int(re.search(r"Used (\d+) registers", report).group(1))
+        # so that the 65,536 of a multiprocessor hold 1024 threads, and any block
+        assert registers <= (96 if name.startswith("double") else 64), (name, registers)
+        threads = gpu.default(KERNELS[name], targets.resolve("cuda"))
+        assert registers * threads.threads * threads.rows <= 65536
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_accesses_have_128_bits_where_the_row_allows(made, architecture):
+    _, ptx, _ = made[architecture]
+    bodies = {part.split("_kernel(")[0]: part for part in ptx.split(".entry ")[1:]}
+    assert sorted(bodies) == sorted(KERNELS)
+    for name, body in bodies.items():
+        norm = KERNELS[name]
+        wide = r"global(?:\.nc)?(?:\.L\w+)*\.v4\.[bfu]32|global(?:\.nc)?\.v2\.[bfu]64"
+        loads = len(re.findall(rf"ld\.(?:{wide})", body))
+        stores = len(re.findall(rf"st\.(?:{wide})", body))
+        if norm.size is None or norm.columns or norm.size % 8:
+            assert loads == 0
+            continue
+        vectors = gpu.default(norm, targets.resolve("cuda")).vectors
+        assert stores >= max(1, vectors) * (2 if norm.adds else 1), name
+        assert loads >= max(1, vectors) * (3 if norm.adds else 2), name
+        assert not re.search(r"(?:ld|st)\.global(?:\.nc)?\.(?:[bu]16|f32|b32|u32|f64)\b", body), name
+
+
+def entries(code):
+    """Names of kernels in each ELF file within ``code``, by GPU: the flags of an ELF of CUDA's have its number."""
+    found = {}
+    for start in (m.start() for m in re.finditer(b"\x7fELF\x02\x01", code)):
+        elf = code[start:]
+        machine, flags = struct.unpack_from("<H", elf, 18)[0], struct.unpack_from("<I", elf, 48)[0]
+        if machine != 190:
+            continue
+        offset, (size, count) = struct.unpack_from("<Q", elf, 40)[0], struct.unpack_from("<HH", elf, 58)
+        sections = [struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * size) for i in range(count)]
+        names = set()
+        for section in sections:
+            if section[1] != 2:  # a symbol table
+                continue
+            strings = sections[section[6]]
+            for at in range(section[4], section[4] + section[5], 24):
+                name, info, other = struct.unpack_from("<IBB", elf, at)
+                text = elf[strings[4] + name :].split(b"\0", 1)[0].decode()
+                if info & 15 == 2 and other & 0x10:  # a function that can be launched
+                    names.add(text)
+        found[flags >> 8 & 0xFF if flags & 0xFF00 else flags & 0xFF] = names
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, small_model):
+    path = tmp_path_factory.mktemp("cuda") / "c"
+    tvm.compile(small_model, "cuda", output=path)
+    return path
+
+
+def test_the_folder_has_machine_code_for_each_gpu_with_every_kernel_that_the_library_asks_for(folder):
+    said = json.loads((folder / "model.json").read_text())
+    assert (said["target"], said["architectures"]) == ("cuda", ["sm_80", "sm_90"])
+    code = (folder / cubin.KERNELS).read_bytes()
+    asked = {str(name) for name in tvm_itself.ir.load_json((folder / cubin.FUNCTIONS).read_text())}
+    assert len(asked) > 1
+    assert entries(code) == {80: asked, 90: asked}
+    library = (folder / "model.so").read_bytes()
+    for name in asked:
+        assert name.encode() in library
+    assert b"__global__" not in library  # no source to be compiled
+
+
+def test_nothing_of_tvm_stays_changed(folder):
+    name = "ffi.Module.create.cuda"
+    assert tvm_ffi.get_global_func(name, allow_missing=True) is None
+    tvm_ffi.register_global_func(name, lambda *_: None, override=True)
+    try:
+        with cubin.taken_out():
+            pass
+        assert tvm_ffi.get_global_func(name)(1) is None
+    finally:
+        remove_global_func(name)
+
+
+def test_loading_hands_the_machine_code_to_tvms_cuda_runtime(folder, monkeypatch):
+    """A stand-in for that runtime: what it is given, and where its module goes."""
+    given = []
+    stand_in = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
+
+    def create(*arguments):
+        given.append(arguments)
+        return stand_in
+
+    tvm_ffi.register_global_func("ffi.Module.create.cuda", create, override=True)
+    try:
+        library = tvm_itself.runtime.load_module(str(folder / "model.so")).imports[0]
+        cubin.attach(library, folder)
+    finally:
+        remove_global_func("ffi.Module.create.cuda")
+    ((code, form, functions, _),) = given
+    assert bytes(code)[:4] == bytes.fromhex("50ed55ba")  # a fat binary
+    assert form == "fatbin"
+    norm = functions["rms_norm_rows_48_float32_kernel"]
+    assert [str(t) for t in norm.arg_types] == ["handle"] * 3 + ["int64"]
+    assert list(norm.launch_param_tags) == ["blockIdx.x", "threadIdx.x"]
+    assert [m.same_as(stand_in) for m in library.imports] == [True]
+
+
+def test_the_gpus_asked_for(small_model, tmp_path, capfd):
+    path = tmp_path / "c"
+    assert main(["compile", str(small_model), "-o", str(path), "--target", "cuda", "--arch", "sm_89"]) == 0
+    capfd.readouterr()
+    assert set(entries((path / cubin.KERNELS).read_bytes())) == {89}
+    for arch, said in (("sm_1", "'sm_1' is no GPU that is known for target 'cuda'"), ("sm_80,x", "'x' is no GPU")):
+        with pytest.raises(UsageError, match=said):
+            tvm.compile(small_model, "cuda", output=tmp_path / "d", arch=arch)
+
+
+def test_without_nvcc(small_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    with pytest.raises(MissingEnvironment, match="no nvcc to compile the CUDA kernels with"):
+        tvm.compile(small_model, "cuda", output=tmp_path / "c")
+    assert not list(tmp_path.iterdir())
