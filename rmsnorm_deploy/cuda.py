@@ -1,10 +1,11 @@
-"""What there is for NVIDIA GPUs: onnxruntime's names for them, the library's kernels, the driver. Changes nothing."""
+"""What there is for NVIDIA GPUs: onnxruntime's names for them, the library's kernels, driver, compiler. Changes nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def architectures(library: Path) -> tuple[str, ...]:
         return ()
     function.restype = ctypes.c_char_p
     return tuple((function() or b"").decode().split())
+
+
+def compiler() -> str | None:
+    """The path of nvcc, on the PATH or in CUDA_HOME or CUDA_PATH; None where there is none."""
+    homes = [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    return next((found for place in (None, *homes) if (found := shutil.which("nvcc", path=place))), None)
 
 
 _DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64-nvidia")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.running import library_problem, machine, onnxruntime
 
 SCHEMA_VERSION = 1
-_PACKAGES = ("rmsnorm-deploy", "onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu", "torch")
+_PACKAGES = ("rmsnorm-deploy", "onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "torch")
+_TVM = "0.27"
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512_fp16", "avx512f", "avx2", "fma", "f16c", "sve", "asimd")
 
 
@@ -56,6 +58,7 @@ def examine() -> dict[str, Any]:
             runs[f"fused models on {cuda.PROVIDERS[0]}"] = "not here: this onnxruntime is built without it"
     else:
         runs["fused models"] = "not here: onnxruntime is not installed"
+    runs |= _compiling(versions["apache-tvm"])
     return {
         "schema_version": SCHEMA_VERSION,
         "ready": ready,
@@ -75,6 +78,18 @@ def examine() -> dict[str, Any]:
         "runs": runs,
         "advice": [a for a in dict.fromkeys(advice) if a],
     }
+
+
+def _compiling(version: str | None) -> dict[str, str]:
+    """What TVM compiles here; TVM is not loaded for that."""
+    if version is None:
+        return {"compile, tune": "not here: apache-tvm is not installed"}
+    if not version.startswith(f"{_TVM}."):
+        return {"compile, tune": f"not here: apache-tvm is {version}, and {_TVM} is needed"}
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        return {"compile, tune": "not here: there is no C++ compiler to link with"}
+    cuda_too = "here" if cuda.compiler() else "not here: there is no nvcc"
+    return {"compile, tune": "here", "compile --target cuda": cuda_too}
 
 
 def _on_gpu(ready: bool, architectures: tuple[str, ...], driver: cuda.Driver) -> str:

@@ -34,7 +34,7 @@ ALLOWED = {
     "verify": {"exact", "inputs", "running", "errors", "op"},
     "bench": {"cut", "fuse", "inputs", "running", "report", "errors", "op"},
     "doctor": {"cuda", "runtime", "running", "errors"},
-    "tvm": {"tvm", "op", "reference", "fuse", "paths", "errors"},
+    "tvm": {"tvm", "cuda", "op", "reference", "fuse", "paths", "errors"},
     "demo": {"bench", "verify", "fuse", "running", "inputs", "save", "load", "errors", "report"},
 }
 FREE = {"cli", "__init__", "__main__"}

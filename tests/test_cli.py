@@ -1,5 +1,6 @@
 """The command line: exit codes, two-line errors, stdout for data only, and nothing left behind."""
 
+import importlib.metadata
 import json
 import os
 import pty
@@ -538,6 +539,36 @@ def test_doctor(run, monkeypatch):
     assert status == 0
     assert "library" in out
     assert "hint: " in err
+
+
+@pytest.mark.parametrize(
+    ("version", "compilers", "said"),
+    [
+        (None, ["g++", "nvcc"], {"compile, tune": "not here: apache-tvm is not installed"}),
+        ("0.26.0", ["g++", "nvcc"], {"compile, tune": "not here: apache-tvm is 0.26.0, and 0.27 is needed"}),
+        ("0.27.0", [], {"compile, tune": "not here: there is no C++ compiler to link with"}),
+        ("0.27.0", ["g++", "nvcc"], {"compile, tune": "here", "compile --target cuda": "here"}),
+        ("0.27.0", ["g++"], {"compile, tune": "here", "compile --target cuda": "not here: there is no nvcc"}),
+    ],
+)
+def test_doctor_says_what_tvm_compiles_here(run, monkeypatch, tmp_path, version, compilers, said):
+    asked = importlib.metadata.version
+
+    def installed(package):
+        if package == "apache-tvm":
+            if version is None:
+                raise importlib.metadata.PackageNotFoundError
+            return version
+        return asked(package)
+
+    for name in compilers:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    runs = json.loads(run("doctor", "--json")[1])["runs"]
+    assert {k: v for k, v in runs.items() if k.startswith("compile")} == said
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------

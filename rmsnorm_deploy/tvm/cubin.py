@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +18,7 @@ import tvm
 import tvm_ffi
 from tvm_ffi.registry import remove_global_func
 
+from rmsnorm_deploy import cuda
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError
 
 KERNELS = "kernels.fatbin"
@@ -84,11 +83,9 @@ def find_nvcc() -> str:
     Raises:
         MissingEnvironment: there is none.
     """
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    for place in [None, *(os.pathsep.join(str(Path(home) / "bin") for home in homes).split(os.pathsep))]:
-        found = shutil.which("nvcc", path=place)
-        if found:
-            return found
+    found = cuda.compiler()
+    if found is not None:
+        return found
     raise MissingEnvironment(
         "there is no nvcc to compile the CUDA kernels with", "Install the CUDA toolkit, or set CUDA_HOME."
     )
