@@ -1,4 +1,4 @@
-"""What there is for NVIDIA GPUs: onnxruntime's names for them, the library's kernels, driver, compiler. Changes nothing."""
+"""What there is for NVIDIA GPUs: onnxruntime's names for them, kernels, driver, compiler. Changes nothing."""
 
 from __future__ import annotations
 
