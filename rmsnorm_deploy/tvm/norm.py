@@ -21,6 +21,8 @@ DTYPES = {
 }
 """TVM's name of each type that a norm can have."""
 DATA_TYPES = {name: number for number, name in DTYPES.items()}
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of a value of each."""
 
 
 @dataclasses.dataclass(frozen=True)

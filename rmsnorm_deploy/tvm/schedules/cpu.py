@@ -11,12 +11,12 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 from tvm.target import codegen
 
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
 from rmsnorm_deploy.tvm.schedules.cpu_any_size import AnySize
 from rmsnorm_deploy.tvm.schedules.cpu_columns import Columns
 from rmsnorm_deploy.tvm.schedules.cpu_rows import Rows
 from rmsnorm_deploy.tvm.schedules.cpu_streaming import Streaming
-from rmsnorm_deploy.tvm.schedules.cpu_writer import BYTES, CpuSchedule, Writer
+from rmsnorm_deploy.tvm.schedules.cpu_writer import CpuSchedule, Writer
 
 ANY_RANK = True
 BATCH_BYTES = 16384
@@ -26,7 +26,7 @@ MOST_BATCH = 16
 
 def default(norm: Norm, target: Any) -> CpuSchedule:
     """The schedule that is taken when nothing was tuned."""
-    row, batch = (norm.size or BATCH_BYTES) * BYTES[norm.dtype], 1
+    row, batch = (norm.size or BATCH_BYTES) * ITEMSIZE[norm.dtype], 1
     while batch < MOST_BATCH and 2 * batch * row <= BATCH_BYTES:
         batch *= 2
     lanes = 16 if codegen.llvm_get_vector_width(target) >= 512 else 8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, Writer, indent
+from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, Writer
+from rmsnorm_deploy.tvm.schedules.values import indented
 
 
 class AnySize(Writer):
@@ -16,24 +17,24 @@ class AnySize(Writer):
         body = [
             "acc[0] = T.float64(0)",
             f"for j in range({measured}):",
-            *indent(self.add_residual("task, j", "0")),
+            *indented(self.add_residual("task, j", "0")),
             f'    acc[0] = acc[0] + T.cast({value} * {value}, "float64")',
             *self.root("acc[0]", f'T.cast({measured}, "float64")', "rms[0]"),
             f"if rms[0] >= {self.number(LEAST_RMS)} and rms[0] <= {self.number(MOST_RMS)}:",
-            *indent(self.reciprocal("rms[0]", "0")),
-            *indent(self.output(self.times_reciprocal("0"))),
+            *indented(self.reciprocal("rms[0]", "0")),
+            *indented(self.output(self.times_reciprocal("0"))),
             "else:",
-            *indent(self.output(f'{{x}} / T.cast(rms[0], "{self.c}")')),
+            *indented(self.output(f'{{x}} / T.cast(rms[0], "{self.c}")')),
         ]
         scratch = [("acc", 1, "float64"), ("rms", 1, "float64"), ("t", 1, self.c), ("u", 1, self.c)]
         scratch += [("inverse", 1, self.c)] + ([("low", 1, self.c)] if self.split else [])
         return [
             *self.head(),
             f"    for task in T.parallel({self.n}):",
-            *indent(self.block(scratch, body), 2),
+            *indented(self.block(scratch, body), 2),
         ]
 
     def output(self, normalised: str) -> list[str]:
         """Every value of a row."""
         lines = self.finish("task, j", "j", "0", normalised)
-        return [f"for j in range({self.size}):", *indent([*lines, self.store("Y", "task, j", "0")])]
+        return [f"for j in range({self.size}):", *indented([*lines, self.store("Y", "task, j", "0")])]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, CpuSchedule, Writer, indent
+from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, CpuSchedule, Writer
+from rmsnorm_deploy.tvm.schedules.values import indented
 
 COLUMNS = 64
 """Columns that one task takes together."""
@@ -31,23 +32,23 @@ class Columns(Writer):
         scratch += [("t", self.lanes, self.c), ("u", self.lanes, self.c), ("beyond", 1, "int32")]
         body = [
             f"if {self.m} - {self.first} >= {self.columns}:",
-            *indent(self.statistics(self.vectors)),
+            *indented(self.statistics(self.vectors)),
             "    beyond[0] = 0",
             f"    for q in range({self.columns}):",
             f"        if not ({self.regular('q')}):",
             "            beyond[0] = 1",
             "    if beyond[0] == 0:",
-            *indent(self.normalised(self.vectors, self.regular_value), 2),
+            *indented(self.normalised(self.vectors, self.regular_value), 2),
             "    else:",
-            *indent(self.normalised(self.one_by_one, self.any_value), 2),
+            *indented(self.normalised(self.one_by_one, self.any_value), 2),
             "else:",
-            *indent(self.statistics(self.one_by_one)),
-            *indent(self.normalised(self.one_by_one, self.any_value)),
+            *indented(self.statistics(self.one_by_one)),
+            *indented(self.normalised(self.one_by_one, self.any_value)),
         ]
         return [
             *self.head(),
             f"    for task in T.parallel({self.n} * {self.blocks}):",
-            *indent(self.block(scratch, body), 2),
+            *indented(self.block(scratch, body), 2),
         ]
 
     # -- the columns of a task, with ``q`` the column and ``lane`` its place in scratch for a vector
@@ -57,13 +58,13 @@ class Columns(Writer):
         return [
             f"for p in T.unroll({self.columns // self.lanes}):",
             f"    for v in T.vectorized({self.lanes}):",
-            *indent(statements(f"p * {self.lanes} + v", "v"), 2),
+            *indented(statements(f"p * {self.lanes} + v", "v"), 2),
         ]
 
     def one_by_one(self, statements: Callable[[str, str], list[str]]) -> list[str]:
         """Statements for each column of a task that the tensor ends in."""
         width = f"T.min({self.columns}, {self.m} - {self.first})"
-        return [f"for q in range({width}):", *indent(statements("q", "0"))]
+        return [f"for q in range({width}):", *indented(statements("q", "0"))]
 
     def at(self, q: str) -> str:
         """The place of feature ``j`` of a column."""
@@ -86,7 +87,7 @@ class Columns(Writer):
         return [
             *each(lambda q, _: [f"sums[{q}] = T.float64(0)"]),
             f"for j in range({self.measured}):",
-            *indent(each(add)),
+            *indented(each(add)),
             *each(root),
         ]
 
@@ -96,7 +97,7 @@ class Columns(Writer):
         value: Callable[[str, str], list[str]],
     ) -> list[str]:
         """The second pass: every value of Y."""
-        return [f"for j in range({self.size}):", *indent(each(value))]
+        return [f"for j in range({self.size}):", *indented(each(value))]
 
     def regular(self, q: str) -> str:
         """Whether the RMS of a column has a reciprocal to multiply with."""
@@ -112,8 +113,8 @@ class Columns(Writer):
         divided = f'{{x}} / T.cast(rms[{q}], "{self.c}")'
         return [
             f"if {self.regular(q)}:",
-            *indent(self.finish(self.at(q), "j", lane, self.times_reciprocal(q))),
+            *indented(self.finish(self.at(q), "j", lane, self.times_reciprocal(q))),
             "else:",
-            *indent(self.finish(self.at(q), "j", lane, divided)),
+            *indented(self.finish(self.at(q), "j", lane, divided)),
             self.store("Y", self.at(q), lane),
         ]

@@ -7,8 +7,9 @@ in float64, for a batch of short rows at a time.
 
 from __future__ import annotations
 
-from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules.cpu_writer import BYTES, LEAST_RMS, MOST_RMS, STACK_BYTES, CpuSchedule, Writer, indent
+from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, STACK_BYTES, CpuSchedule, Writer
+from rmsnorm_deploy.tvm.schedules.values import indented, tree
 
 CHAIN = 32
 """Additions into one accumulator before it is put aside."""
@@ -27,7 +28,7 @@ class Rows(Writer):
         self.lanes = max(1, schedule.lanes // (2 if self.c == "float64" else 1))
         partial = norm.parameters.partial_size
         self.measured = self.features if partial is None else min(partial, self.features)
-        narrow = norm.scale_dtype != self.c and self.features * BYTES[self.c] < STACK_BYTES
+        narrow = norm.scale_dtype != self.c and self.features * ITEMSIZE[self.c] < STACK_BYTES
         self.widened = [n for n, full in (("W", norm.full_scale), ("B", norm.full_bias)) if narrow and not full]
         if not norm.biased and "B" in self.widened:
             self.widened.remove("B")
@@ -36,11 +37,11 @@ class Rows(Writer):
         """The whole kernel, line by line."""
         s = self.schedule
         several = [f"if {self.n} < {max(2, s.serial_below // max(1, self.features))}:"]
-        several += indent(self.block(self.scratch(), self.rows(self.n, "0")))
+        several += indented(self.block(self.scratch(), self.rows(self.n, "0")))
         if self.large is not None:
-            row = self.features * BYTES[self.norm.dtype] * (4 if self.norm.adds else 2)
-            several += [f"elif {self.n} >= {-(-s.stream_from // row)}:", *indent(self.large.tasks())]
-        return [*self.head(), *indent([*several, "else:", *indent(self.tasks())])]
+            row = self.features * ITEMSIZE[self.norm.dtype] * (4 if self.norm.adds else 2)
+            several += [f"elif {self.n} >= {-(-s.stream_from // row)}:", *indented(self.large.tasks())]
+        return [*self.head(), *indented([*several, "else:", *indented(self.tasks())])]
 
     def tasks(self) -> list[str]:
         """All rows, chunk by chunk, for any number of threads."""
@@ -50,7 +51,7 @@ class Rows(Writer):
         task = self.rows(f"T.min({rows}, {self.n} - task * {rows})", f"task * {rows}")
         return [
             f"for task in T.parallel(({self.n} + {rows - 1}) // {rows}):",
-            *indent(self.block(self.scratch(), task)),
+            *indented(self.block(self.scratch(), task)),
         ]
 
     def scratch(self) -> list[tuple[str, int, str]]:
@@ -74,18 +75,18 @@ class Rows(Writer):
         lines = []
         for name in self.widened:
             convert, value = super().parameter(name, "v", "u[0]")
-            lines += [f"for v in range({self.features}):", *indent([*convert, f"wide{name}[v] = {value}"])]
+            lines += [f"for v in range({self.features}):", *indented([*convert, f"wide{name}[v] = {value}"])]
         return lines
 
     def rows(self, count: str, first: str) -> list[str]:
         """``count`` rows from ``first`` on."""
         batch = self.schedule.batch
         if batch == 1:
-            return [*self.widen(), f"for q in range({count}):", *indent(self.batch(f"{first} + q", "1"))]
+            return [*self.widen(), f"for q in range({count}):", *indented(self.batch(f"{first} + q", "1"))]
         return [
             *self.widen(),
             f"for b in range(({count} + {batch - 1}) // {batch}):",
-            *indent(self.batch(f"{first} + b * {batch}", f"T.min({batch}, {count} - b * {batch})")),
+            *indented(self.batch(f"{first} + b * {batch}", f"T.min({batch}, {count} - b * {batch})")),
         ]
 
     def batch(self, first: str, count: str) -> list[str]:
@@ -98,18 +99,18 @@ class Rows(Writer):
         ]
         values = [
             f"if rms[{q}] >= {low} and rms[{q}] <= {high}:",
-            *indent(self.output(i, self.times_reciprocal(q), self.lanes)),
+            *indented(self.output(i, self.times_reciprocal(q), self.lanes)),
             "else:",
             f'    inverse[{q}] = T.cast(rms[{q}], "{self.c}")',
-            *indent(self.output(i, f"{{x}} / inverse[{q}]", 1)),
+            *indented(self.output(i, f"{{x}} / inverse[{q}]", 1)),
         ]
         return [
             each,
-            *indent(self.sum_of_squares(i, f"total[{q}]")),
+            *indented(self.sum_of_squares(i, f"total[{q}]")),
             f"for r in T.vectorized({self.schedule.batch}):",
-            *indent(statistics),
+            *indented(statistics),
             each,
-            *indent(values),
+            *indented(values),
         ]
 
     def output(self, i: str, factor: str, lanes: int) -> list[str]:
@@ -119,18 +120,18 @@ class Rows(Writer):
         if lanes > 1 and whole:
             at = f"k * {lanes} + v"
             lines += [f"for k in range({whole}):"]
-            lines += indent(self.each_lane(self.finish(f"{i}, {at}", at, "v", factor), "Y", i, f"k * {lanes}"))
+            lines += indented(self.each_lane(self.finish(f"{i}, {at}", at, "v", factor), "Y", i, f"k * {lanes}"))
         rest = self.features - whole * lanes if lanes > 1 else self.features
         if rest:
             at = f"{self.features - rest} + v"
-            lines += [f"for v in range({rest}):", *indent(self.finish(f"{i}, {at}", at, "0", factor))]
+            lines += [f"for v in range({rest}):", *indented(self.finish(f"{i}, {at}", at, "0", factor))]
             lines.append(f"    {self.store('Y', f'{i}, {at}', '0')}")
         return lines
 
     def each_lane(self, statements: list[str], result: str, i: str, first: str) -> list[str]:
         """Statements for each lane ``v``, and ``t`` stored in row ``i`` of a result, from column ``first`` on."""
         stored = self.store(result, f"{i}, {first} + v", "v")
-        return [f"for v in T.vectorized({self.lanes}):", *indent([*statements, stored])]
+        return [f"for v in T.vectorized({self.lanes}):", *indented([*statements, stored])]
 
     def _fill(self, name: str) -> list[str]:
         return self._each(f"{name}[a * {self.lanes} + v] = T.{self.c}(0)")
@@ -141,7 +142,7 @@ class Rows(Writer):
         return [
             f"for a in T.unroll({vectors}):",
             f"    for v in T.vectorized({self.lanes}):",
-            *indent(list(statements), 2),
+            *indented(list(statements), 2),
         ]
 
     def _take(self, at: str, slot: str, lane: str) -> list[str]:
@@ -170,30 +171,23 @@ class Rows(Writer):
             if length:
                 inner = [
                     f"for k in range({length}):",
-                    *indent(self.take(i, f"{done} + o * {length * width} + k * {width}")),
+                    *indented(self.take(i, f"{done} + o * {length * width} + k * {width}")),
                 ]
                 if put_aside:
                     inner += self._each(f"aside[{slot}] = aside[{slot}] + {aside}", f"acc[{slot}] = T.{self.c}(0)")
-                lines += [f"for o in range({blocks}):", *indent(inner)]
+                lines += [f"for o in range({blocks}):", *indented(inner)]
                 done += blocks * length * width
         if rest // lanes:
             lines += self.take(i, f"{done}", rest // lanes)
             done += rest // lanes * lanes
         if self.measured - done:
-            lines += [f"for v in range({self.measured - done}):", *indent(self._take(f"{i}, {done} + v", "v", "0"))]
+            lines += [f"for v in range({self.measured - done}):", *indented(self._take(f"{i}, {done} + v", "v", "0"))]
         parts = [f"acc[{a} * {lanes} + v]" for a in range(vectors)]
         parts = parts if self.c == "float64" else [f'T.cast({p}, "float64")' for p in parts]
         parts += [f"aside[{a} * {lanes} + v]" for a in range(vectors)] if put_aside else []
-        lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = {_tree(parts)}"]
+        # in float64: the few additions at the end would else lose more than all others together
+        lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = {tree(parts)}"]
         while lanes > 2:  # fold the vector upon itself: single lanes would be taken out one by one
             lanes //= 2
             lines += [f"for v in T.vectorized({lanes}):", f"    part[v] = part[v] + part[{lanes} + v]"]
-        return [*lines, f"{total} = {_tree([f'part[{v}]' for v in range(lanes)])}"]
-
-
-def _tree(terms: list[str]) -> str:
-    """Their sum, in pairs. In float64: the few additions at the end would else lose more than all others together."""
-    while len(terms) > 1:
-        odd = terms[-1:] if len(terms) % 2 else []
-        terms = [f"({a} + {b})" for a, b in zip(terms[:-1:2], terms[1::2], strict=True)] + odd
-    return terms[0]
+        return [*lines, f"{total} = {tree([f'part[{v}]' for v in range(lanes)])}"]

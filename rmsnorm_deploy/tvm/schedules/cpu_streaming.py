@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
 from rmsnorm_deploy.tvm.schedules.cpu_rows import Rows
-from rmsnorm_deploy.tvm.schedules.cpu_writer import BYTES, CpuSchedule, indent
+from rmsnorm_deploy.tvm.schedules.cpu_writer import CpuSchedule
+from rmsnorm_deploy.tvm.schedules.values import indented
 
 STREAMED_TASKS = 4
 """Times as many values a task has where results are stored past the caches: it ends with a wait for its stores."""
@@ -36,12 +37,12 @@ class Streaming(Rows):
 
     def tasks(self) -> list[str]:
         """See the base; with the text of the functions around."""
-        return [f'with T.attr(0, "pragma_import_llvm", {self.llvm()!r}):', *indent(super().tasks())]
+        return [f'with T.attr(0, "pragma_import_llvm", {self.llvm()!r}):', *indented(super().tasks())]
 
     def llvm(self) -> str:
         """The store as a function, and what makes the stores of a task visible to other threads."""
         vector = f"<{self.lanes} x {LLVM_NAMES[self.norm.dtype]}>"
-        bytes_ = self.lanes * BYTES[self.norm.dtype]
+        bytes_ = self.lanes * ITEMSIZE[self.norm.dtype]
         return (
             f"define linkonce_odr i32 @{self.name}(ptr %p, {vector} %v) alwaysinline {{\n"
             f"  store {vector} %v, ptr %p, align {bytes_}, !nontemporal !0\n  ret i32 0\n}}\n"
@@ -87,7 +88,7 @@ class Streaming(Rows):
             f'T.evaluate(T.call_extern("int32", "{self.fetch}", T.address_of({name}[{i} + 1, {first}])))'
             for name in inputs
         ]
-        lanes = [f"for v in T.vectorized({self.lanes}):", *indent(statements)]
+        lanes = [f"for v in T.vectorized({self.lanes}):", *indented(statements)]
         return [*lanes, *fetch, self.stream(result, i, first, "t", "0")]
 
     def take(self, i: str, first: str, count: int | None = None) -> list[str]:
@@ -96,7 +97,7 @@ class Streaming(Rows):
         if not self.norm.adds:
             return lines
         at = f"{first} + a * {self.lanes}"
-        return [*lines, *indent([self.stream("S", i, at, "held", at)])]
+        return [*lines, *indented([self.stream("S", i, at, "held", at)])]
 
     def stream(self, result: str, i: str, first: str, source: str, at: str) -> str:
         """A vector of scratch to a result. Loops over lanes cannot call a function with a vector."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 
 from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules.values import Values, everything, indented
 
 STACK_BYTES = 1024
 """Scratch of fewer bytes is on the stack; see above."""
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LEAST_RMS, MOST_RMS = 2.0**-100, 2.0**100
 """Between these an RMS has a reciprocal whose low part is a normal number, too; elsewhere values are divided."""
 _ROUND_DOWN = 1.0 - 2.0**-23
@@ -43,11 +43,6 @@ class CpuSchedule:
     stream_from: int = 16 << 20
 
 
-def indent(lines: list[str], by: int = 1) -> list[str]:
-    """Lines one block deeper."""
-    return ["    " * by + line for line in lines]
-
-
 def _names(letter: str, count: int) -> list[str]:
     return [letter] if count == 1 else [f"{letter}{i}" for i in range(count)]
 
@@ -60,12 +55,11 @@ def _tuple(dims: list[str]) -> str:
     return f"({', '.join(dims)})"
 
 
-class Writer:
-    """What both layouts share: the arguments and the arithmetic behind the statistic."""
+class Writer(Values):
+    """What the layouts share: the function around them, and the arithmetic behind the statistic."""
 
     def __init__(self, norm: Norm) -> None:
-        self.norm = norm
-        self.c = norm.stash
+        super().__init__(norm)
         self.size = "h" if norm.size is None else str(norm.size)
         self.outer = _names("n", norm.outer_rank)
         self.inner = _names("m", norm.inner_rank) if norm.columns else []
@@ -75,43 +69,13 @@ class Writer:
         self.whole = _tuple([*self.outer, self.size, *self.inner])
         self.vector = f"({self.size},)"
 
-    # -- types
+    def number(self, value: float) -> str:
+        """See the base; roots and reciprocals are taken in float64."""
+        return f"T.float64({value!r})"
 
-    def wide(self, value: str, dtype: str) -> str:
-        """``value`` in the type of the arithmetic."""
-        return value if dtype == self.c else f'T.cast({value}, "{self.c}")'
-
-    def number(self, value: float, dtype: str = "float64") -> str:
-        """A constant."""
-        return f"T.{dtype}({value!r})"
-
-    def narrow(self, value: str, dtype: str) -> str:
-        """``value``, the name of a variable, in ``dtype``."""
-        if dtype == self.c:
-            return value
-        if dtype == "bfloat16":
-            value = self._to_bfloat16(value)
-        return f'T.cast({value}, "{dtype}")'
-
-    def _to_bfloat16(self, value: str) -> str:
-        """``value`` as a float32 that bfloat16 can hold, rounded to nearest even; every NaN stays one.
-
-        TVM drops a Cast to bfloat16 that is followed by one back, and turns a NaN with all bits set into a zero.
-        """
-        value = value if self.c == "float32" else f'T.cast({value}, "float32")'
-        bits = f'T.reinterpret("uint32", {value})'
-        odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-        rounded = f"T.bitwise_and({bits} + T.uint32(32767) + {odd}, T.uint32(4294901760))"
+    def unless_nan(self, value: str, rounded: str) -> str:
+        """See the base."""
         return f"T.if_then_else(T.isnan({value}), T.float32('nan'), T.reinterpret(\"float32\", {rounded}))"
-
-    def rounded(self, name: str) -> list[str]:
-        """Round a variable to the norm's rounding type and back."""
-        rounding = self.norm.rounding
-        if rounding == self.c:
-            return []
-        if rounding == "bfloat16":
-            return [f"{name} = {self.wide(self._to_bfloat16(name), 'float32')}"]
-        return [f'{name} = T.cast({self.narrow(name, rounding)}, "{self.c}")']
 
     # -- pieces
 
@@ -165,41 +129,17 @@ class Writer:
         """What is normalised."""
         return f"{'S' if self.norm.adds else 'X'}[{at}]"
 
-    def root(self, total: str, count: str, rms: str) -> list[str]:
-        """The float64 RMS, from the sum of squares. A NaN survives the floor."""
-        p = self.norm.parameters
-        lines = [f"{rms} = T.sqrt({total} / {count} + {self.number(p.epsilon)})"]
-        if p.epsilon_outside:
-            lines.append(f"{rms} = {rms} + {self.number(p.epsilon_outside)}")
-        if p.rms_floor:
-            floor = self.number(p.rms_floor)
-            lines.append(f"{rms} = T.if_then_else({rms} < {floor}, {floor}, {rms})")
-        return lines
-
     # -- the function
 
     def arguments(self) -> list[tuple[str, str, str]]:
         """Name, shape and type of each argument."""
-        n = self.norm
-        given = [("X", self.shape, n.dtype)]
-        given += [("R", self.shape, n.dtype)] if n.adds else []
-        given += [("W", self.shape if n.full_scale else self.vector, n.scale_dtype)]
-        given += [("B", self.shape if n.full_bias else self.vector, n.scale_dtype)] if n.biased else []
-        given += [("Y", self.shape, n.dtype)]
-        return given + ([("S", self.shape, n.dtype)] if n.adds else [])
+        return self.typed_arguments(self.shape, self.vector)
 
     def head(self) -> list[str]:
         """Signature and buffers."""
         arguments = self.arguments()
-        handles = ", ".join(f"p{name}: T.handle" for name, _, _ in arguments)
         symbols = [*self.outer, *(["h"] if self.norm.size is None else []), *self.inner]
-        lines = [
-            "@T.prim_func(s_tir=True)",
-            f"def {self.norm.name}({handles}):",
-            # op_pattern 8 is "opaque": nothing is to be fused into it
-            '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
-            *(f"    {s} = T.int64()" for s in symbols),
-        ]
+        lines = self.signature([name for name, _, _ in arguments], symbols)
         viewed = [a for a in arguments if self._viewed(a[1])]
         for name, shape, dtype in arguments:
             given = (f"{name}_", self.whole) if self._viewed(shape) else (name, shape)
@@ -214,7 +154,7 @@ class Writer:
         """All of an argument."""
         if self._viewed(shape):
             name, shape = f"{name}_", self.whole
-        return f"{name}[{', '.join(f'0:{d.strip()}' for d in shape.strip('()').split(',') if d.strip())}]"
+        return f"{name}[{everything(shape)}]"
 
     def block(self, scratch: list[tuple[str, int, str]], body: list[str]) -> list[str]:
         """``body`` with its scratch, allocated once."""
@@ -225,7 +165,7 @@ class Writer:
             f"    T.reads({reads})",
             f"    T.writes({writes})",
             *(f'    {n} = T.sblock_alloc_buffer(({size},), "{dtype}", scope="global")' for n, size, dtype in scratch),
-            *indent(body),
+            *indented(body),
         ]
 
     def function(self) -> list[str]:

@@ -25,9 +25,10 @@ from tvm.script import from_source
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules.limits import ITEMSIZE, LIMITS, Limits, check_types, limits_of
-from rmsnorm_deploy.tvm.schedules.values import Values, indented, tree
+from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.gpu_values import GpuValues
+from rmsnorm_deploy.tvm.schedules.limits import LIMITS, Limits, check_types, limits_of
+from rmsnorm_deploy.tvm.schedules.values import everything, indented, tree
 
 BLOCK = 128
 """Threads that rows share which need fewer."""
@@ -163,7 +164,7 @@ def source(norm: Norm, schedule: GpuSchedule) -> str:
     return "\n".join(writer(norm, schedule).function()) + "\n"
 
 
-class _Gpu(Values):
+class _Gpu(GpuValues):
     """What the three have in common: the grid, the scratch, and the sum over threads.
 
     Attributes:
@@ -191,11 +192,12 @@ class _Gpu(Values):
         places = {"lane": f"(thread % {threads})", "row": f"(thread // {threads})"}
         places = places if rows > 1 else {"lane": "thread", "row": "0"}
         body = [re.sub(r"\b(lane|row)\b", lambda name: places[name[0]], line) for line in body]
-        arguments = self.arguments(self.shape, self.vector)
-        read = ", ".join(f"{name}[{_all(shape)}]" for name, shape, _ in arguments if name not in "YS")
-        written = ", ".join(f"{name}[{_all(shape)}]" for name, shape, _ in arguments if name in "YS")
+        arguments = self.typed_arguments(self.shape, self.vector)
+        read = ", ".join(f"{name}[{everything(shape)}]" for name, shape, _ in arguments if name not in "YS")
+        written = ", ".join(f"{name}[{everything(shape)}]" for name, shape, _ in arguments if name in "YS")
         return [
-            *self.head(symbols, arguments),
+            *self.signature([name for name, _, _ in arguments], symbols),
+            *(f'    {name} = T.match_buffer(p{name}, {shape}, "{dtype}")' for name, shape, dtype in arguments),
             f'    for block in T.thread_binding(T.max({blocks}, T.int64(1)), thread="blockIdx.x"):',
             f'        for thread in T.thread_binding({threads * rows}, thread="threadIdx.x"):',
             '            with T.sblock("norm"):',
@@ -289,7 +291,7 @@ class _Gpu(Values):
         return f"T.Select(T.bitwise_and(lane, {offset}) == 0, {down}, {up})"
 
     def factor(self, count: str) -> list[str]:
-        lines = self.rms("total[0]", count, "factor[0]")
+        lines = self.root("total[0]", count, "factor[0]")
         return lines if self.divides else [*lines, f"factor[0] = {self.number(1.0)} / factor[0]"]
 
     def added(self, x: str, residual: str) -> list[str]:

@@ -8,9 +8,6 @@ from typing import Any
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.tvm.norm import Norm
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes of each type."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Limits:

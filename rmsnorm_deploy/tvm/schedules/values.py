@@ -1,8 +1,6 @@
-"""TVMScript for a norm's arguments and for what happens to one value, in no wider arithmetic than the stash type."""
+"""TVMScript that kernels for every kind of processor have in common: arguments, conversions, and the root."""
 
 from __future__ import annotations
-
-import struct
 
 from rmsnorm_deploy.tvm.norm import Norm
 
@@ -20,28 +18,26 @@ def tree(terms: list[str]) -> str:
     return terms[0]
 
 
+def everything(shape: str) -> str:
+    """The indices of all of a tensor of this shape."""
+    return ", ".join(f"0:{d.strip()}" for d in shape.strip("()").split(",") if d.strip())
+
+
 class Values:
-    """Conversions and arithmetic of one norm.
+    """Arguments, conversions and the root of one norm.
 
     Attributes:
         norm: the norm.
         c: type of the arithmetic.
-        native_bfloat16: whether the language rounds to bfloat16 itself; then ``brief[0]`` is a variable of that type.
     """
 
-    def __init__(self, norm: Norm, native_bfloat16: bool) -> None:
+    def __init__(self, norm: Norm) -> None:
         self.norm = norm
         self.c = norm.stash
-        self.native_bfloat16 = native_bfloat16
 
     def number(self, value: float) -> str:
-        """A constant of the arithmetic. TVM writes seven digits of it into OpenCL, Metal and WGSL: else go the bits."""
-        dtype, bits = ("f", "I") if self.c == "float32" else ("d", "Q")
-        exact = struct.unpack(dtype, struct.pack(dtype, value))[0]
-        if struct.pack(dtype, float(f"{exact:.6e}")) == struct.pack(dtype, exact):
-            return f"T.{self.c}({exact!r})"
-        integer = struct.unpack(bits, struct.pack(dtype, exact))[0]
-        return f'T.reinterpret("{self.c}", T.uint{32 if bits == "I" else 64}({integer:#x}))'
+        """A constant of the arithmetic."""
+        raise NotImplementedError
 
     def wide(self, value: str, dtype: str) -> str:
         """``value``, of type ``dtype``, for the arithmetic."""
@@ -51,35 +47,32 @@ class Values:
         """``value``, a variable of the arithmetic, rounded to ``dtype``."""
         if dtype == self.c:
             return value
-        if dtype == "bfloat16" and not self.native_bfloat16:
-            value = self._to_bfloat16(value)
-        return f'T.cast({value}, "{dtype}")'
+        return f'T.cast({self.to_bfloat16(value) if dtype == "bfloat16" else value}, "{dtype}")'
 
     def rounded(self, name: str) -> list[str]:
         """Round a variable to the norm's rounding type and back."""
         rounding = self.norm.rounding
         if rounding == self.c:
             return []
-        if rounding == "bfloat16" and self.native_bfloat16:
-            # by way of a variable: TVM drops a cast to bfloat16 that is followed by one back
-            return [f'brief[0] = T.cast({name}, "bfloat16")', f'{name} = T.cast(brief[0], "{self.c}")']
-        if rounding == "bfloat16":
-            return [f"{name} = {self.wide(self._to_bfloat16(name), 'float32')}"]
+        if rounding == "bfloat16":  # TVM drops a cast to bfloat16 that is followed by one back
+            return [f"{name} = {self.wide(self.to_bfloat16(name), 'float32')}"]
         return [f'{name} = T.cast({self.narrow(name, rounding)}, "{self.c}")']
 
-    def _to_bfloat16(self, value: str) -> str:
-        """``value`` as a float32 that bfloat16 can hold, rounded to nearest even; every NaN stays one.
-
-        Whether it is a NaN is asked of the bits: some languages have no isnan, others may assume that there are none.
-        """
+    def to_bfloat16(self, value: str) -> str:
+        """``value`` as a float32 that bfloat16 can hold, rounded to nearest even; every NaN stays one."""
         value = value if self.c == "float32" else f'T.cast({value}, "float32")'
         bits = f'T.reinterpret("uint32", {value})'
         odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-        rounded = f"T.bitwise_and({bits} + T.uint32(0x7FFF) + {odd}, T.uint32(0xFFFF0000))"
-        nan = f"T.bitwise_and({bits}, T.uint32(0x7FFFFFFF)) > T.uint32(0x7F800000)"
-        return f'T.reinterpret("float32", T.if_then_else({nan}, T.uint32(0x7FC00000), {rounded}))'
+        return self.unless_nan(value, f"T.bitwise_and({bits} + T.uint32(0x7FFF) + {odd}, T.uint32(0xFFFF0000))")
 
-    def rms(self, total: str, count: str, rms: str) -> list[str]:
+    def unless_nan(self, value: str, rounded: str) -> str:
+        """The float32 with the bits ``rounded``, or a NaN where the float32 ``value`` is one.
+
+        Rounding would make a zero of a NaN with all bits set.
+        """
+        raise NotImplementedError
+
+    def root(self, total: str, count: str, rms: str) -> list[str]:
         """The RMS, from the sum of squares. A NaN survives the floor."""
         p = self.norm.parameters
         lines = [f"{rms} = T.sqrt({total} / {count} + {self.number(p.epsilon)})"]
@@ -90,32 +83,7 @@ class Values:
             lines.append(f"{rms} = T.if_then_else({rms} < {floor}, {floor}, {rms})")
         return lines
 
-    @property
-    def divides(self) -> bool:
-        """Whether values are divided by the RMS; else a rounded reciprocal is good enough for their type."""
-        return self.c == self.norm.dtype
-
-    def finish(self, value: str, scale: str, bias: str, y: str) -> list[str]:
-        """From one value of X (or of the sum) to one value of Y, in the scratch variables ``t`` and ``u``.
-
-        ``factor[0]`` is the RMS where :attr:`divides`, else its reciprocal.
-        """
-        n = self.norm
-        parameter = [] if n.scale_dtype == n.rounding else self.rounded("u[0]")
-        lines = [
-            f"t[0] = {self.wide(value, n.dtype)} {'/' if self.divides else '*'} factor[0]",
-            *self.rounded("t[0]"),
-            f"u[0] = {self.wide(scale, n.scale_dtype)}",
-            *parameter,
-            "t[0] = t[0] * u[0]",
-        ]
-        if n.biased:
-            lines += [*self.rounded("t[0]"), f"u[0] = {self.wide(bias, n.scale_dtype)}", *parameter]
-            lines += ["t[0] = t[0] + u[0]"]
-        lines += [] if n.rounding == n.dtype else self.rounded("t[0]")
-        return [*lines, f"{y} = {self.narrow('t[0]', n.dtype)}"]
-
-    def arguments(self, shape: str, vector: str) -> list[tuple[str, str, str]]:
+    def typed_arguments(self, shape: str, vector: str) -> list[tuple[str, str, str]]:
         """Name, shape and type of each: X, residual, scale, bias, Y, sum. A scale and bias have ``vector``'s shape."""
         n = self.norm
         given = [("X", shape, n.dtype)]
@@ -125,14 +93,13 @@ class Values:
         given += [("Y", shape, n.dtype)]
         return given + ([("S", shape, n.dtype)] if n.adds else [])
 
-    def head(self, symbols: list[str], arguments: list[tuple[str, str, str]]) -> list[str]:
-        """Everything before the loops."""
-        handles = ", ".join(f"p{name}: T.handle" for name, _, _ in arguments)
+    def signature(self, names: list[str], symbols: list[str]) -> list[str]:
+        """The beginning: a handle for each argument, and the sizes that are known at run time only."""
+        handles = ", ".join(f"p{name}: T.handle" for name in names)
         return [
             "@T.prim_func(s_tir=True)",
             f"def {self.norm.name}({handles}):",
             # op_pattern 8 is "opaque": nothing is to be fused into it
             '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
             *(f"    {s} = T.int64()" for s in symbols),
-            *(f'    {name} = T.match_buffer(p{name}, {shape}, "{dtype}")' for name, shape, dtype in arguments),
         ]
