@@ -18,26 +18,23 @@ from rmsnorm_deploy.op import NormParameters
 from rmsnorm_deploy.tvm.norm import MARKER, Norm, from_text
 
 
-def lowered(module: Any, kernel: Callable[[Norm], Any], any_rank: bool = False) -> Any:
+def lowered(module: Any, kernel: Callable[[Norm], Any]) -> Any:
     """``module`` with every norm lowered.
 
     Args:
         module: from :func:`rmsnorm_deploy.tvm.importer.import_onnx`.
         kernel: the schedule: a norm's ``PrimFunc``.
-        any_rank: whether kernels take tensors as they are; else with one dimension in front and one behind. A reshape
-            is a call at run time, and for a result of the model a copy.
 
     Raises:
         ModelError: the shape of a norm's input is not known well enough.
     """
-    return _Lowering(module, kernel, any_rank).run()
+    return _Lowering(module, kernel).run()
 
 
 @relax.expr_functor.mutator
 class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: Any, kernel: Callable[[Norm], Any], any_rank: bool) -> None:
+    def __init__(self, module: Any, kernel: Callable[[Norm], Any]) -> None:
         super().__init__(module)
-        self.any_rank = any_rank
         self.module = module
         self.kernel = kernel
         self.made: dict[Norm, Any] = {}
@@ -64,7 +61,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         outer, middle, inner = (_product(part) for part in (shape[:first], shape[first:last], shape[last:]))
         columns = not _is_one(inner)
         size = int(middle) if isinstance(middle, tirx.IntImm) else None
-        as_it_is = self.any_rank and first > 0 and last == first + 1 and columns == (last < len(shape))
+        # a reshape is a call at run time, and for a result of the model a copy
+        as_it_is = first > 0 and last == first + 1 and columns == (last < len(shape))
         flat = shape if as_it_is else [outer, middle, inner] if columns else [outer, middle]
 
         def reshaped(value: Any, dims: list[Any]) -> Any:

@@ -38,7 +38,7 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
                 raise
 
         try:
-            return lowered(module, make, schedules.ANY_RANK)
+            return lowered(module, make)
         except Exception:
             if refused:  # on its way through TVM it became another
                 raise refused[0] from None

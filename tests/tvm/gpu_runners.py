@@ -29,7 +29,7 @@ def built(norm, target, schedule=None, text=None):
         function = gpu.from_source(text, {"T": gpu.T, "I": gpu.I})
     function = function.with_attr("global_symbol", "norm")
     # Common terms of the sizes would be worked out by the host's part of the kernel, which is not run here.
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": norm.columns}):
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": norm.columns or norm.outer_rank > 1}):
         return function, tvm.tirx.build(tvm.IRModule({"norm": function}), target=target)
 
 
@@ -89,7 +89,7 @@ class Runner:
         """``arrays`` are all arguments, in order; the outputs among them are written."""
         function, compiled = self.kernel(norm, schedule, text)
         sizes = sizes_of(function, arrays)
-        named = dict(zip((str(p.name) for p in function.params), arrays, strict=True))
+        named = dict(zip((str(p.name).rstrip("_") for p in function.params), arrays, strict=True))
         self.launch(compiled, named, sizes, launch_of(function, sizes))
         self.ran += 1
 
@@ -187,7 +187,7 @@ class WebGPU(Runner):
         depth = -(-blocks // 65535)
         width = -(-blocks // depth)
         values = [blocks - 1 if name == "packGridDimX" else sizes[name] for name, _ in members]
-        data = np.zeros(4, np.int32)
+        data = np.zeros(-(-len(values) // 4) * 4, np.int32)
         data[: len(values)] = values
         bind(uniform, self.device.create_buffer_with_data(data=data, usage=usage.UNIFORM))
         group = self.device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)

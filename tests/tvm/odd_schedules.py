@@ -11,7 +11,6 @@ from tvm.script import tirx as T
 
 from rmsnorm_deploy.tvm.schedules import cpu
 
-ANY_RANK = cpu.ANY_RANK
 SLOW, VERY_SLOW = 1, 2
 """Sleep before they compute: a measurement takes a tenth of a second, or half a one."""
 CRASHES, HANGS, WRONG, IS_REFUSED, CRASHES_THE_COMPILER = 3, 4, 5, 6, 7

@@ -40,6 +40,21 @@ def test_every_kernel_of_an_export_is_scheduled_and_has_source(target, path):
         assert f"{name}_kernel(" in source
 
 
+@pytest.mark.parametrize("target", [*EVERYWHERE, "webgpu"])
+def test_a_norm_of_a_tensor_of_three_dimensions_is_one_kernel(target):
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("RMSNormalization", ["x", "w"], ["y"])],
+        "g",
+        [info("x", TensorProto.FLOAT, ("batch", "seq", 64)), info("w", TensorProto.FLOAT, (64,))],
+        [info("y", TensorProto.FLOAT, ("batch", "seq", 64))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    module = pipeline.run(import_prepared(prepared(model)), targets.resolve(target))
+    kernels = [v.name_hint for v, f in module.functions_items() if "thread_binding" in f.script()]
+    assert kernels == ["rms_norm_rows_64_float32"]
+
+
 @pytest.mark.parametrize("target", ["opencl", "metal", "webgpu"])
 def test_the_folder_and_what_is_missing_to_run_it(target, small_model, tmp_path):
     made = tvm.compile(small_model, target, output=tmp_path / "c", dump_ir=tmp_path / "ir")

@@ -160,6 +160,32 @@ def test_columns(kernels, inner):
             within(call, *call.run(kernels))
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "axis", "size"),
+    [
+        (Op.RMS_NORM, (2, 3, 100), -1, 100),
+        (Op.ADD_RMS_NORM, (2, 1, 3, 128), -1, 128),
+        (Op.RMS_NORM, (2, 3, 37), -1, None),
+        (Op.RMS_NORM, (3, 2, 9000), -1, 9000),
+        (Op.ADD_RMS_NORM, (2, 3, 12, 7, 5), 2, 12),
+    ],
+)
+def test_tensors_of_any_rank(kernels, op, shape, axis, size):
+    rng = np.random.default_rng(37)
+    outer = axis % len(shape)
+    inner = len(shape) - 1 - outer
+    norm = Norm(
+        NormParameters(op, F32, epsilon=1e-6), "float32", size, bool(inner), outer_rank=outer, inner_rank=max(1, inner)
+    )
+    scale = values(rng, (shape[axis],), F32)
+    call = Call(values(rng, shape, F32), scale.reshape(-1, *(1,) * inner), axes=(outer,))
+    residual = [values(rng, shape, F32)] if norm.adds else []
+    outputs = [np.empty_like(call.x) for _ in op.outputs]
+    kernels.runner.run(norm, [call.x, *residual, scale, *outputs])
+    call.residual = residual[0] if residual else None
+    within(call, outputs[0], outputs[1] if norm.adds else None)
+
+
 @pytest.mark.parametrize("columns", [False, True])
 def test_no_rows_at_all(kernels, columns):
     norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", 40, columns)

@@ -3,8 +3,7 @@
 Each module has
     ``default(norm, target)``      the schedule that is taken when nothing was tuned: a frozen dataclass of integers,
     ``candidates(norm, target)``   the schedules that tuning tries, the default first,
-    ``kernel(norm, schedule)``     the scheduled ``tvm.tirx.PrimFunc``,
-    ``ANY_RANK``                   whether kernels take norms of any ``outer_rank`` and ``inner_rank``.
+    ``kernel(norm, schedule)``     the scheduled ``tvm.tirx.PrimFunc``.
 """
 
 from __future__ import annotations

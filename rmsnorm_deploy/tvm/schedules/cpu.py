@@ -18,7 +18,6 @@ from rmsnorm_deploy.tvm.schedules.cpu_rows import Rows
 from rmsnorm_deploy.tvm.schedules.cpu_streaming import Streaming
 from rmsnorm_deploy.tvm.schedules.cpu_writer import CpuSchedule, Writer
 
-ANY_RANK = True
 BATCH_BYTES = 16384
 """Of X in a batch, at most, so that it is still in the first cache when it is read again."""
 MOST_BATCH = 16

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules.values import Values, everything, indented
+from rmsnorm_deploy.tvm.schedules.values import Values, indented
 
 STACK_BYTES = 1024
 """Scratch of fewer bytes is on the stack; see above."""
@@ -43,31 +42,8 @@ class CpuSchedule:
     stream_from: int = 16 << 20
 
 
-def _names(letter: str, count: int) -> list[str]:
-    return [letter] if count == 1 else [f"{letter}{i}" for i in range(count)]
-
-
-def _product(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"({' * '.join(names)})" if names else "1"
-
-
-def _tuple(dims: list[str]) -> str:
-    return f"({', '.join(dims)})"
-
-
 class Writer(Values):
     """What the layouts share: the function around them, and the arithmetic behind the statistic."""
-
-    def __init__(self, norm: Norm) -> None:
-        super().__init__(norm)
-        self.size = "h" if norm.size is None else str(norm.size)
-        self.outer = _names("n", norm.outer_rank)
-        self.inner = _names("m", norm.inner_rank) if norm.columns else []
-        # the numbers of rows and, for columns, of values beside one another
-        self.n, self.m = _product(self.outer), _product(self.inner)
-        self.shape = _tuple([self.n, self.size, *([self.m] if norm.columns else [])])
-        self.whole = _tuple([*self.outer, self.size, *self.inner])
-        self.vector = f"({self.size},)"
 
     def number(self, value: float) -> str:
         """See the base; roots and reciprocals are taken in float64."""
@@ -131,35 +107,10 @@ class Writer(Values):
 
     # -- the function
 
-    def arguments(self) -> list[tuple[str, str, str]]:
-        """Name, shape and type of each argument."""
-        return self.typed_arguments(self.shape, self.vector)
-
-    def head(self) -> list[str]:
-        """Signature and buffers."""
-        arguments = self.arguments()
-        symbols = [*self.outer, *(["h"] if self.norm.size is None else []), *self.inner]
-        lines = self.signature([name for name, _, _ in arguments], symbols)
-        viewed = [a for a in arguments if self._viewed(a[1])]
-        for name, shape, dtype in arguments:
-            given = (f"{name}_", self.whole) if self._viewed(shape) else (name, shape)
-            lines.append(f'    {given[0]} = T.match_buffer(p{name}, {given[1]}, "{dtype}")')
-        return [*lines, *(f'    {n} = T.decl_buffer({shape}, "{dtype}", data={n}_.data)' for n, shape, dtype in viewed)]
-
-    def _viewed(self, shape: str) -> bool:
-        """Whether a tensor has more dimensions than the kernel is written for."""
-        return shape == self.shape != self.whole
-
-    def _region(self, name: str, shape: str) -> str:
-        """All of an argument."""
-        if self._viewed(shape):
-            name, shape = f"{name}_", self.whole
-        return f"{name}[{everything(shape)}]"
-
     def block(self, scratch: list[tuple[str, int, str]], body: list[str]) -> list[str]:
         """``body`` with its scratch, allocated once."""
-        reads = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name not in "YS")
-        writes = ", ".join(self._region(name, shape) for name, shape, _ in self.arguments() if name in "YS")
+        reads = ", ".join(self.region(name, shape) for name, shape, _ in self.arguments() if name not in "YS")
+        writes = ", ".join(self.region(name, shape) for name, shape, _ in self.arguments() if name in "YS")
         return [
             'with T.sblock("task"):',
             f"    T.reads({reads})",

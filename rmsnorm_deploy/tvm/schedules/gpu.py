@@ -28,7 +28,7 @@ from tvm.script import tirx as T
 from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
 from rmsnorm_deploy.tvm.schedules.gpu_values import GpuValues
 from rmsnorm_deploy.tvm.schedules.limits import LIMITS, Limits, check_types, limits_of
-from rmsnorm_deploy.tvm.schedules.values import everything, indented, tree
+from rmsnorm_deploy.tvm.schedules.values import indented, tree
 
 BLOCK = 128
 """Threads that rows share which need fewer."""
@@ -44,8 +44,6 @@ GROUP = 16
 """Sums that one thread adds up where there are no shuffles."""
 CHAIN = 32
 """Additions one after the other where a row is streamed, before what they make is added to the rest."""
-ANY_RANK = False
-"""Whether kernels take tensors of any rank as they are."""
 _ALL_LANES = 0xFFFFFFFF
 
 
@@ -152,7 +150,7 @@ def kernel(norm: Norm, schedule: GpuSchedule) -> Any:
     """``norm`` as a scheduled ``tvm.tirx.PrimFunc`` with a symbolic number of rows.
 
     Its arguments are X, residual (AddRMSNorm), scale, bias (GeneralRMSNorm), Y, sum (AddRMSNorm); X has shape
-    (outer, size), or (outer, size, inner) where ``norm.columns``.
+    (outer..., size), or (outer..., size, inner...) where ``norm.columns``.
     """
     return from_source(source(norm, schedule), {"T": T, "I": I})
 
@@ -168,13 +166,9 @@ class _Gpu(GpuValues):
     """What the three have in common: the grid, the scratch, and the sum over threads.
 
     Attributes:
-        shape: of X.
-        vector: of a scale or bias that is the same for every row.
         i: the row of a thread.
     """
 
-    shape: str
-    vector: str
     i: str
 
     def __init__(self, norm: Norm, schedule: GpuSchedule) -> None:
@@ -183,7 +177,7 @@ class _Gpu(GpuValues):
 
     # -- text around the body
 
-    def launched(self, symbols: list[str], blocks: str, scratch: list[str], body: list[str]) -> list[str]:
+    def launched(self, blocks: str, scratch: list[str], body: list[str]) -> list[str]:
         """The function whose every thread does ``body``, with ``lane`` and ``row`` for its place in the block.
 
         No launch is empty: an empty grid is an error for a driver, a grid without a row is none.
@@ -192,12 +186,11 @@ class _Gpu(GpuValues):
         places = {"lane": f"(thread % {threads})", "row": f"(thread // {threads})"}
         places = places if rows > 1 else {"lane": "thread", "row": "0"}
         body = [re.sub(r"\b(lane|row)\b", lambda name: places[name[0]], line) for line in body]
-        arguments = self.typed_arguments(self.shape, self.vector)
-        read = ", ".join(f"{name}[{everything(shape)}]" for name, shape, _ in arguments if name not in "YS")
-        written = ", ".join(f"{name}[{everything(shape)}]" for name, shape, _ in arguments if name in "YS")
+        arguments = self.arguments()
+        read = ", ".join(self.region(name, shape) for name, shape, _ in arguments if name not in "YS")
+        written = ", ".join(self.region(name, shape) for name, shape, _ in arguments if name in "YS")
         return [
-            *self.signature([name for name, _, _ in arguments], symbols),
-            *(f'    {name} = T.match_buffer(p{name}, {shape}, "{dtype}")' for name, shape, dtype in arguments),
+            *self.head(),
             f'    for block in T.thread_binding(T.max({blocks}, T.int64(1)), thread="blockIdx.x"):',
             f'        for thread in T.thread_binding({threads * rows}, thread="threadIdx.x"):',
             '            with T.sblock("norm"):',
@@ -242,7 +235,7 @@ class _Gpu(GpuValues):
 
     @property
     def row_exists(self) -> str:
-        return f"{self.i} < n"
+        return f"{self.i} < {self.n}"
 
     # -- the statistic
 
@@ -338,24 +331,21 @@ class _Gpu(GpuValues):
         return self.number(float(measured)) if measured.isdigit() else f'T.cast({measured}, "{self.c}")'
 
 
-def _all(shape: str) -> str:
-    return ", ".join(f"0:{d.strip()}" for d in shape.strip("()").split(",") if d.strip())
-
-
 class _Kept(_Gpu):
     """The row stays in registers."""
 
     def __init__(self, norm: Norm, schedule: GpuSchedule) -> None:
         super().__init__(norm, schedule)
         assert norm.size is not None
-        self.size = norm.size
-        self.shape, self.vector = f"(n, {self.size})", f"({self.size},)"
+        self.features = norm.size
         self.i = f"(block * {schedule.rows} + row)"
         # The same row. Written like the one that is read, it makes nvcc 13 store a row's first vector value by value.
-        self.stored = f"T.min({self.i}, n - 1)" if schedule.rows > 1 else self.i
+        self.stored = f"T.min({self.i}, {self.n} - 1)" if schedule.rows > 1 else self.i
         s = schedule
-        whole = s.threads * s.vectors * s.lanes == self.size
-        self.guard = self.within(self.row_exists, None if whole else f"lane + k * {s.threads} < {self.size // s.lanes}")
+        whole = s.threads * s.vectors * s.lanes == self.features
+        self.guard = self.within(
+            self.row_exists, None if whole else f"lane + k * {s.threads} < {self.features // s.lanes}"
+        )
         self.at = f"(lane + k * {s.threads}) * {s.lanes}"
 
     def function(self) -> list[str]:
@@ -373,8 +363,8 @@ class _Kept(_Gpu):
             *self.factor(self.count()),
             *self.each(self.put()),
         ]
-        blocks = f"(n + {s.rows - 1}) // {s.rows}"
-        return self.launched(["n"], blocks, scratch + self.partials(), body)
+        blocks = f"({self.n} + {s.rows - 1}) // {s.rows}"
+        return self.launched(blocks, scratch + self.partials(), body)
 
     def each(self, lines: list[str]) -> list[str]:
         return [f"for k in T.unroll({self.s.vectors}):", *indented(self.guarded(self.guard, lines))]
@@ -399,7 +389,7 @@ class _Kept(_Gpu):
             lines += [f"for v in T.unroll({lanes}):", *indented(self.added(x, f"r[k * {lanes} + v]"))]
             lines += [f"for v in T.vectorized({lanes}):", f"    S[{self.stored}, {self.at} + v] = {x}"]
         term = self.square(x)
-        if int(self.measured()) < self.size:
+        if int(self.measured()) < self.features:
             term = f"T.if_then_else({self.at} + v < {self.measured()}, {term}, {self.number(0.0)})"
         return [
             *lines,
@@ -429,8 +419,6 @@ class _Streamed(_Gpu):
 
     def __init__(self, norm: Norm, schedule: GpuSchedule) -> None:
         super().__init__(norm, schedule)
-        size = "h" if norm.size is None else str(norm.size)
-        self.shape, self.vector = f"(n, {size})", f"({size},)"
         self.i = f"(block * {schedule.rows} + row)"
         self.vectors = "h" if norm.size is None else str(norm.size // schedule.lanes)
         self.turns = f"(({self.vectors} + {schedule.threads - 1}) // {schedule.threads})"
@@ -448,8 +436,7 @@ class _Streamed(_Gpu):
             f"for k in range({self.turns}):",
             *indented(self.put("k")),
         ]
-        symbols = ["n"] + (["h"] if n.size is None else [])
-        return self.launched(symbols, f"(n + {s.rows - 1}) // {s.rows}", scratch + self.partials(), body)
+        return self.launched(f"({self.n} + {s.rows - 1}) // {s.rows}", scratch + self.partials(), body)
 
     def at(self, k: str) -> str:
         return f"({k} * {self.s.threads} + lane) * {self.s.lanes}"
@@ -486,10 +473,8 @@ class _Columns(_Gpu):
 
     def __init__(self, norm: Norm, schedule: GpuSchedule) -> None:
         super().__init__(norm, schedule)
-        self.size = "h" if norm.size is None else str(norm.size)
-        self.shape, self.vector = f"(n, {self.size}, m)", f"({self.size},)"
         threads = schedule.threads
-        self.strips = f"T.max(T.truncdiv(m + {threads - 1}, T.int64({threads})), T.int64(1))"
+        self.strips = f"T.max(T.truncdiv({self.m} + {threads - 1}, T.int64({threads})), T.int64(1))"
         # truncated, as no number is negative: rounding towards minus infinity costs a selection each time
         self.i = f"T.truncdiv(block, {self.strips})"
         self.column = f"(T.truncmod(block, {self.strips}) * {threads} + lane)"
@@ -507,8 +492,7 @@ class _Columns(_Gpu):
         scratch = [self.local("x", 1, n.dtype), *self.registers()] + ([self.local("r", 1, n.dtype)] if n.adds else [])
         scratch += [self.local(name, 1, self.c) for name in ("lost", "part")]
         scratch += [self.shared("partial", s.rows, s.threads)]
-        symbols = ["n"] + (["h"] if n.size is None else []) + ["m"]
-        return self.launched(symbols, f"n * {self.strips}", scratch, body)
+        return self.launched(f"{self.n} * {self.strips}", scratch, body)
 
     def turns(self, count: str) -> str:
         return f"(({count} + {self.s.rows - 1}) // {self.s.rows})"
@@ -520,7 +504,7 @@ class _Columns(_Gpu):
         return f"{self.i}, {self.j(k)}, {self.column}"
 
     def guard(self, k: str, count: str) -> list[str]:
-        return self.within(self.row_exists, f"{self.column} < m", f"{self.j(k)} < {count}")
+        return self.within(self.row_exists, f"{self.column} < {self.m}", f"{self.j(k)} < {count}")
 
     def take(self, k: str) -> list[str]:
         at = self.at(k)

@@ -1,8 +1,9 @@
-"""TVMScript that kernels for every kind of processor have in common: arguments, conversions, and the root."""
+"""TVMScript that kernels for every kind of processor have in common: conversions and the root."""
 
 from __future__ import annotations
 
 from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules.arguments import Arguments
 
 
 def indented(lines: list[str], by: int = 1) -> list[str]:
@@ -18,21 +19,15 @@ def tree(terms: list[str]) -> str:
     return terms[0]
 
 
-def everything(shape: str) -> str:
-    """The indices of all of a tensor of this shape."""
-    return ", ".join(f"0:{d.strip()}" for d in shape.strip("()").split(",") if d.strip())
-
-
-class Values:
-    """Arguments, conversions and the root of one norm.
+class Values(Arguments):
+    """Conversions and the root of one norm.
 
     Attributes:
-        norm: the norm.
         c: type of the arithmetic.
     """
 
     def __init__(self, norm: Norm) -> None:
-        self.norm = norm
+        super().__init__(norm)
         self.c = norm.stash
 
     def number(self, value: float) -> str:
@@ -82,24 +77,3 @@ class Values:
             floor = self.number(p.rms_floor)
             lines.append(f"{rms} = T.if_then_else({rms} < {floor}, {floor}, {rms})")
         return lines
-
-    def typed_arguments(self, shape: str, vector: str) -> list[tuple[str, str, str]]:
-        """Name, shape and type of each: X, residual, scale, bias, Y, sum. A scale and bias have ``vector``'s shape."""
-        n = self.norm
-        given = [("X", shape, n.dtype)]
-        given += [("R", shape, n.dtype)] if n.adds else []
-        given += [("W", shape if n.full_scale else vector, n.scale_dtype)]
-        given += [("B", shape if n.full_bias else vector, n.scale_dtype)] if n.biased else []
-        given += [("Y", shape, n.dtype)]
-        return given + ([("S", shape, n.dtype)] if n.adds else [])
-
-    def signature(self, names: list[str], symbols: list[str]) -> list[str]:
-        """The beginning: a handle for each argument, and the sizes that are known at run time only."""
-        handles = ", ".join(f"p{name}: T.handle" for name in names)
-        return [
-            "@T.prim_func(s_tir=True)",
-            f"def {self.norm.name}({handles}):",
-            # op_pattern 8 is "opaque": nothing is to be fused into it
-            '    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})',
-            *(f"    {s} = T.int64()" for s in symbols),
-        ]
