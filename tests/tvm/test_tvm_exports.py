@@ -13,7 +13,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.inputs import make_inputs
 
-EXPORTS = Path(__file__).parent.parent / "data" / "tvm"
+EXPORTS = Path(__file__).parent / "data"
 CORPUS = os.environ.get("RMSNORM_DEPLOY_CORPUS")
 SHAPES = [(2, 7, 5), (1, 3, 4), (4, 12, 1), (1, 2, 9), (3, 1, 7)]
 """Batch, sequence, and length of what came before."""

@@ -1,7 +1,7 @@
 """Makes the dynamic exports in this folder; they are kept, since the suite has no PyTorch.
 
     pip install torch==2.13.0 transformers==5.24.0 onnxscript
-    python tests/data/tvm/make.py
+    python tests/tvm/data/make.py
 
 Weights are random; what the exporter says about where each node comes from is removed, to keep the files small.
 """
