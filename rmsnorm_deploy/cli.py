@@ -549,6 +549,10 @@ def doctor_command(as_json: JsonFlag = False) -> None:
 # -- compile ----------------------------------------------------------------------------------------------------------
 
 
+MtripleOption = Annotated[
+    str | None,
+    typer.Option("--mtriple", metavar="TRIPLE", help="Of a machine of another architecture: aarch64-linux-gnu."),
+]
 _TARGET_HELP = "llvm (the CPU), cuda, rocm, opencl, metal or webgpu."
 
 
@@ -563,6 +567,7 @@ def compile_command(
     arch: Annotated[
         str | None, typer.Option("--arch", metavar="GPUS", help="For cuda: sm_80,sm_90 by default. For rocm: gfx90a.")
     ] = None,
+    mtriple: MtripleOption = None,
     dump_ir: Annotated[
         Path | None, typer.Option("--dump-ir", metavar="DIR", help="Write the module there after each pass.")
     ] = None,
@@ -575,11 +580,12 @@ def compile_command(
     from rmsnorm_deploy import tvm
 
     with _to_stderr():
-        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch)
+        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch, mtriple=mtriple)
     if as_json:
         _print_json(made.to_dict())
     else:
-        _print(f"{made.path}: {made.norms} norms in {made.kernels} kernels, for {made.target} {made.mcpu}")
+        cpu = made.mcpu if mtriple is None else f"{made.mcpu}, {made.mtriple}"
+        _print(f"{made.path}: {made.norms} norms in {made.kernels} kernels, for {made.target} {cpu}")
     if made.tuned is not None:
         rest = "" if made.tuned == made.kernels else f"; the log {tuned} has none for the others: tune this model"
         _say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")

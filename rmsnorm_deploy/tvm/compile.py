@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -15,10 +13,10 @@ import onnx_ir as ir
 import tvm
 from onnx import ModelProto, ValueInfoProto, helper
 
-from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import cubin, pipeline, targets, weights
+from rmsnorm_deploy.tvm import cubin, linking, pipeline, targets, weights
 from rmsnorm_deploy.tvm.importer import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.input_shapes import inputs_of
 from rmsnorm_deploy.tvm.prepare import NORMS, PREFIX, prepared
@@ -34,6 +32,7 @@ class Compiled:
         path: the folder.
         target: TVM's name of the target.
         mcpu: the CPU it is for.
+        mtriple: LLVM's triple of the machine it is for.
         norms: norms in the model.
         kernels: kernels that they share.
         tuned: kernels whose schedule is from a log of tuning; None without one.
@@ -43,6 +42,7 @@ class Compiled:
     path: Path
     target: str
     mcpu: str
+    mtriple: str
     norms: int
     kernels: int
     tuned: int | None
@@ -62,28 +62,38 @@ def compile(
     dump_ir: StrPath | None = None,
     tuned: StrPath | None = None,
     arch: str | None = None,
+    mtriple: str | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         target: ``llvm``, the CPU; or ``cuda``, ``rocm``, ``opencl``, ``metal``, ``webgpu``.
-        mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default.
+        mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default, ``generic`` for another
+            architecture.
         output: a folder that is not there yet; nothing appears there when something fails.
         dump_ir: write the module there before the first pass and after each.
         tuned: a log of :func:`rmsnorm_deploy.tvm.tune`; a norm that it lacks gets the default schedule.
         arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
+        mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
+            linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
 
     Raises:
-        UsageError: the target, CPU or GPU is unknown or not that of the log, or ``output`` is there already.
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, or ``output`` is there already.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
         MissingEnvironment: there is no C++ compiler to link the library, no nvcc for ``cuda``, or no ROCm for ``rocm``.
     """
     started = time.perf_counter()
-    resolved = targets.resolve(target, mcpu, arch)
+    resolved = targets.resolve(target, mcpu, arch, mtriple)
     architectures = targets.architectures(target, arch)
+    triple = targets.triple_of(resolved)
+    linking.cross_compiler(triple)
     if target == "cuda":
         cubin.find_nvcc()
+    if tuned is not None and len(architectures) > 1:
+        raise UsageError(
+            f"a log of tuning is about one GPU, and this is for {', '.join(architectures)}", "Add '--arch GPU'."
+        )
     folder = Path(output)
     if folder.exists():
         raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
@@ -109,6 +119,7 @@ def compile(
         "schema_version": SCHEMA_VERSION,
         "target": target,
         "mcpu": targets.cpu_of(resolved),
+        "mtriple": triple,
         "architectures": list(architectures),
         "tvm": tvm.__version__,
         "norms": norms,
@@ -124,19 +135,12 @@ def compile(
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, architectures, made)
-        try:
-            executable.export_library(str(made / LIBRARY))
-        except (RuntimeError, OSError) as error:
-            if shutil.which(os.environ.get("CXX", "g++")) is None:
-                raise MissingEnvironment(
-                    "there is no C++ compiler to link the library with", "Install g++, for instance."
-                ) from error
-            raise
+        linking.export(executable, made / LIBRARY, triple)
         description["weights"] = weights.save(values, made / WEIGHTS)
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         made.rename(folder)
     used = None if schedules is None else schedules.used
-    return Compiled(folder, target, description["mcpu"], norms, kernels, used, time.perf_counter() - started)
+    return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
 
 
 def _value(value: ValueInfoProto) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The device that a compiled model runs on, and what is missing where there is none."""
+"""The device of a target, and what is missing where there is none."""
 
 from __future__ import annotations
 
@@ -27,13 +27,10 @@ def device_for(target: str) -> Any:
     if target == "llvm":
         return tvm.cpu()
     if tvm_ffi.get_global_func(f"device_api.{target}", allow_missing=True) is None:
-        raise MissingEnvironment(
-            f"the model was compiled for target '{target}', for which TVM has no runtime here", _RUNTIMES[target]
-        )
+        raise MissingEnvironment(f"TVM has no runtime for target '{target}' here", _RUNTIMES[target])
     device = tvm.runtime.device(target)
     if not device.exist:
         raise MissingEnvironment(
-            f"the model was compiled for target '{target}', and there is no such device here",
-            "Run it on another machine, or compile it for --target llvm.",
+            f"there is no device for target '{target}' here", "Use another machine, or --target llvm."
         )
     return device

@@ -16,11 +16,12 @@ from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.paths import StrPath
 from rmsnorm_deploy.tvm import cubin, weights
 from rmsnorm_deploy.tvm.device import device_for
+from rmsnorm_deploy.tvm.machines import machine_of, this_machine
 
 LIBRARY = "model.so"
 WEIGHTS = "model.params"
 DESCRIPTION = "model.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Array = NDArray[Any]
 
@@ -102,7 +103,8 @@ def load(path: StrPath) -> CompiledModel:
 
     Raises:
         ModelError: the folder is not one, or is incomplete.
-        MissingEnvironment: it was made by another release of TVM, or its device is not there.
+        MissingEnvironment: it was made by another release of TVM or for another architecture, or its device is not
+            there.
     """
     folder = Path(path)
     try:
@@ -112,6 +114,12 @@ def load(path: StrPath) -> CompiledModel:
         raise ModelError(f"{folder} is no compiled model: {DESCRIPTION} cannot be read", "Compile it again.") from error
     if version != SCHEMA_VERSION:
         raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
+    machine = machine_of(description["mtriple"])
+    if machine != this_machine():
+        raise MissingEnvironment(
+            f"{folder} was compiled for {machine}, and this machine is {this_machine()}",
+            "Run it on such a machine, or compile it without --mtriple.",
+        )
     if description["tvm"].split(".")[:2] != tvm.__version__.split(".")[:2]:
         raise MissingEnvironment(
             f"{folder} was made by TVM {description['tvm']}, and this is {tvm.__version__}", "Compile it again."

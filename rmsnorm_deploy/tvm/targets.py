@@ -9,6 +9,7 @@ import tvm
 from tvm.target import codegen
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
+from rmsnorm_deploy.tvm.machines import MACHINES, machine_of, this_machine
 
 TARGETS = ("llvm", "cuda", "rocm", "opencl", "metal", "webgpu")
 """Targets for which there are schedules."""
@@ -57,20 +58,25 @@ def architectures(target: str, arch: str | None = None) -> tuple[str, ...]:
     return chosen
 
 
-def resolve(target: str, mcpu: str | None = None, arch: str | None = None) -> Any:
+def resolve(target: str, mcpu: str | None = None, arch: str | None = None, mtriple: str | None = None) -> Any:
     """The ``tvm.target.Target`` for ``target``, with the CPU as its host where it is a GPU.
 
     Args:
         target: one of :data:`TARGETS`.
-        mcpu: an LLVM name of a CPU or of a level such as ``x86-64-v3``; this machine's CPU by default.
+        mcpu: an LLVM name of a CPU or of a level such as ``x86-64-v3``; this machine's CPU by default, or ``generic``
+            where ``mtriple`` is of another architecture.
         arch: see :func:`architectures`. TVM is told the first; its text for CUDA is the same for all.
+        mtriple: LLVM's triple of the machine, such as ``aarch64-linux-gnu``; this one's by default.
 
     Raises:
-        UsageError: the target, the CPU or the GPU is unknown.
+        UsageError: the target, the CPU, the GPU or the triple is unknown.
+        MissingEnvironment: TVM was built without the architecture of the triple.
     """
     if target not in TARGETS:
         raise UsageError(f"there are no schedules for target '{target}'", f"Targets: {', '.join(TARGETS)}.")
-    cpu = tvm.target.Target({"kind": "llvm", "mcpu": _checked_cpu(mcpu)})
+    if mtriple is not None:
+        _check_triple(mtriple)
+    cpu = _cpu(_checked_cpu(mcpu, mtriple), mtriple)
     chosen = architectures(target, arch)
     if target == "llvm":
         return cpu
@@ -83,8 +89,16 @@ def resolve(target: str, mcpu: str | None = None, arch: str | None = None) -> An
 
 def cpu_of(target: Any) -> str:
     """LLVM's name of the CPU that a target is for, or that drives its GPU."""
-    cpu = target.host if is_gpu(target) else target
-    return str(cpu.attrs["mcpu"])
+    return str(_cpu_part(target).attrs["mcpu"])
+
+
+def triple_of(target: Any) -> str:
+    """LLVM's triple of the machine that a target is for."""
+    return str(_cpu_part(target).attrs.get("mtriple") or codegen.llvm_get_system_triple())
+
+
+def _cpu_part(target: Any) -> Any:
+    return target.host if is_gpu(target) else target
 
 
 def explain(error: Exception, target: str) -> None:
@@ -107,11 +121,28 @@ def explain(error: Exception, target: str) -> None:
         ) from error
 
 
-def _checked_cpu(mcpu: str | None) -> str:
-    known = sorted(str(name) for name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm"})))
-    cpu = this_cpu() if mcpu is None else mcpu
+def _cpu(mcpu: str, mtriple: str | None) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu} | ({} if mtriple is None else {"mtriple": mtriple}))
+
+
+def _check_triple(mtriple: str) -> None:
+    """TVM ends the process over a triple that LLVM does not know."""
+    machine = machine_of(mtriple)
+    if machine not in MACHINES or "-linux" not in mtriple:
+        known = " or ".join(f"{name}-linux-gnu" for name in MACHINES)
+        raise UsageError(f"'{mtriple}' is no triple that models can be compiled for", f"For instance {known}.")
+    if machine not in {machine_of(str(name)) for name in codegen.llvm_get_targets()}:
+        raise MissingEnvironment(
+            f"this TVM cannot compile for {machine}", "Use one whose LLVM was built with that architecture."
+        )
+
+
+def _checked_cpu(mcpu: str | None, mtriple: str | None) -> str:
+    known = sorted(str(name) for name in codegen.llvm_get_cpu_archlist(_cpu("generic", mtriple)))
+    here = mtriple is None or machine_of(mtriple) == this_machine()
+    cpu = mcpu or (this_cpu() if here else "generic")
     if cpu not in known:
         near = difflib.get_close_matches(cpu, known, 3)
-        hint = f"Perhaps {' or '.join(near)}." if near else "'x86-64-v3' and 'generic' are among those it knows."
-        raise UsageError(f"LLVM knows no CPU '{cpu}' for this machine's architecture", hint)
+        hint = f"Perhaps {' or '.join(near)}." if near else "'generic' is one that it knows."
+        raise UsageError(f"LLVM knows no CPU '{cpu}' for {mtriple or 'the architecture of this machine'}", hint)
     return cpu
