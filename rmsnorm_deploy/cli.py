@@ -602,6 +602,10 @@ def tune_command(
     mcpu: Annotated[
         str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; needed with --tracker.")
     ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="GPU", help="For cuda: the GPU here by default. For rocm: gfx90a.")
+    ] = None,
+    mtriple: MtripleOption = None,
     tracker: Annotated[
         str | None, typer.Option("--tracker", metavar="HOST:PORT", help="Measure on the devices of a TVM RPC tracker.")
     ] = None,
@@ -640,6 +644,8 @@ def tune_command(
             target,
             mcpu,
             log=path,
+            arch=arch,
+            mtriple=mtriple,
             tracker=tracker,
             key=key,
             rows=counts,
@@ -655,7 +661,9 @@ def tune_command(
     if found.lost:
         _say(f"note: {found.lost} times a device was lost on the way, and what it was measuring measured elsewhere")
     _say(f"{found.measured} measurements{'' if found.measured else ': the log had everything'}")
-    _say(f"wrote {found.path}; use it with 'rmsnorm-deploy compile {model} --tuned {found.path} -o DIR'")
+    options = "" if target == "llvm" else f" --target {target}" + (f" --arch {found.cpu}" if found.cpu else "")
+    options += "".join(f" {name} {v}" for name, v in (("--mtriple", mtriple), ("--mcpu", mcpu)) if v)
+    _say(f"wrote {found.path}; use it with 'rmsnorm-deploy compile {model}{options} --tuned {found.path} -o DIR'")
     _say(f"took {found.seconds:.1f} s")
 
 

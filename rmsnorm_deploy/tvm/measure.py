@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tvm import rpc
 
 from rmsnorm_deploy import reference
+from rmsnorm_deploy.tvm import cubin, linking, targets
 from rmsnorm_deploy.tvm.norm import Norm
 
 SYMBOL = "norm"
@@ -204,10 +205,25 @@ def _libraries(job: Job) -> list[Path]:
 def _library(norm: Norm, schedules: str, target: str, schedule: Any) -> Path:
     """The linked library of a kernel; the default's is made once."""
     kernel = importlib.import_module(schedules).kernel(norm, schedule).with_attr("global_symbol", SYMBOL)
-    made = tvm.compile(tvm.IRModule({SYMBOL: kernel}), target=tvm.target.Target(json.loads(target)))
-    path = Path(_folder().name) / f"kernel_{len(list(Path(_folder().name).iterdir()))}.so"
-    made.export_library(str(path))
+    resolved = tvm.target.Target(json.loads(target))
+    with cubin.taken_out() as cuda_sources:
+        made = tvm.compile(tvm.IRModule({SYMBOL: kernel}), target=resolved)
+    folder = Path(_folder().name) / str(len(list(Path(_folder().name).iterdir())))
+    folder.mkdir()
+    if cuda_sources:
+        cubin.detach(made.mod, cuda_sources)
+        cubin.save(cuda_sources, [str(resolved.attrs["arch"])], folder)
+    path = folder / f"kernel_{folder.name}.so"
+    linking.export(made, path, targets.triple_of(resolved))
     return path
+
+
+def _loaded(path: Path, kind: str) -> Any:
+    """The library of a kernel, on this machine."""
+    library = tvm.runtime.load_module(str(path))
+    if kind == "cuda":
+        cubin.attach(library, path.parent)
+    return library
 
 
 @functools.cache
@@ -221,7 +237,7 @@ def _on_device(job: Job, libraries: list[Path], session: Any) -> Outcome:
     name = "cpu" if kind == "llvm" else kind
     if session is None:
         device = tvm.runtime.device(name)
-        modules = [tvm.runtime.load_module(str(path)) for path in libraries]
+        modules = [_loaded(path, kind) for path in libraries]
     else:
         device = session.device(name)
         for path in dict.fromkeys(libraries):

@@ -27,8 +27,10 @@ from onnx import ModelProto
 
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.paths import StrPath
-from rmsnorm_deploy.tvm import pipeline, targets, tuned
+from rmsnorm_deploy.tvm import cubin, linking, pipeline, targets, tuned
+from rmsnorm_deploy.tvm.device import device_for
 from rmsnorm_deploy.tvm.importer import import_onnx
+from rmsnorm_deploy.tvm.machines import machine_of, this_machine
 from rmsnorm_deploy.tvm.measure import Fleet, Job, Outcome, build, devices, measure, reserve
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import family
@@ -45,6 +47,10 @@ MOST_LOSSES = 2
 """A candidate that so many devices were lost with is not given to another one."""
 MOST_CONFIRMED = 3
 """The best ones that are measured again, until one of them keeps what it promised."""
+
+
+FLEET_TARGETS = ("llvm", "opencl", "rocm")
+"""Targets whose libraries TVM's server can load: it takes no CUDA machine code, and compiles nothing itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +136,8 @@ def tune(
     mcpu: str | None = None,
     *,
     log: StrPath,
+    arch: str | None = None,
+    mtriple: str | None = None,
     tracker: str | None = None,
     key: str | None = None,
     rows: Sequence[int] = ROWS,
@@ -146,9 +154,12 @@ def tune(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         target: as for :func:`rmsnorm_deploy.tvm.compile`.
-        mcpu: the same; with ``tracker`` it has to be given for a CPU, as this machine's need not be the devices'.
+        mcpu: the same; with ``tracker`` it has to be given, as this machine's need not be the devices'.
         log: the file.
-        tracker: ``HOST:PORT`` of TVM's RPC tracker, to measure on its devices, all of ``key`` in parallel.
+        arch: the GPU, one; by default for ``cuda`` the one of this machine.
+        mtriple: LLVM's triple of the devices behind ``tracker``, where they have another architecture.
+        tracker: ``HOST:PORT`` of TVM's RPC tracker, to measure on its devices, all of ``key`` in parallel; for the
+            targets :data:`FLEET_TARGETS`.
         key: under which the devices have registered.
         rows: the row counts whose geometric mean counts.
         trials: schedules to measure for each norm at most, the default among them.
@@ -160,22 +171,27 @@ def tune(
     Raises:
         UsageError: the arguments contradict each other, or the log was made for something else.
         ModelError: the model or the log cannot be read, or TVM cannot import the model.
-        MissingEnvironment: there is no tracker, no device with the key, or none left; or the default schedule does not
-            run. The log keeps what was measured.
+        MissingEnvironment: there is no such GPU here, no tracker, no device with the key, or none left; or the default
+            schedule does not run. The log keeps what was measured.
     """
     started = time.monotonic()
     _check_arguments(rows, trials, seconds)
     fleet = _fleet(tracker, key)
-    if fleet is not None and target == "llvm" and mcpu is None:
-        raise UsageError("the devices' CPU is not named", "Add --mcpu: this machine's CPU need not be theirs.")
-    resolved = targets.resolve(target, mcpu)
+    resolved = targets.resolve(target, mcpu, arch, mtriple)
+    if fleet is None:
+        device, arch = _here(resolved, arch)
+        resolved = targets.resolve(target, mcpu, arch, mtriple)
+    else:
+        _check_fleet_target(resolved, mcpu, arch)
+        device = fleet.key
     path = Path(log)
     fresh = TuningLog(
         target=str(resolved.kind.name),
+        machine=tuned.cpu_machine_of(resolved),
         cpu=tuned.cpu_of(resolved),
         tvm=tvm.__version__,
-        device="local" if fleet is None else fleet.key,
-        threads=int(tvm.runtime.num_threads()) if fleet is None else 0,
+        device=device,
+        threads=int(tvm.runtime.num_threads()) if device == "local" else 0,
         rows=list(rows),
     )
     found = _continued(path, fresh, resolved) if path.exists() else fresh
@@ -221,6 +237,48 @@ def _fleet(tracker: str | None, key: str | None) -> Fleet | None:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"the tracker '{tracker}' is no HOST:PORT", "For instance 127.0.0.1:9190.")
     return Fleet(host.strip("[]"), int(port), key)
+
+
+def _here(target: Any, arch: str | None) -> tuple[str, str | None]:
+    """What measures on this machine, and the GPU's architecture where the target has any.
+
+    Raises:
+        UsageError: it cannot run the target, or has another GPU than ``arch``.
+        MissingEnvironment: there is no such GPU, no runtime for it, or no nvcc.
+    """
+    kind, machine = str(target.kind.name), machine_of(targets.triple_of(target))
+    if machine != this_machine():
+        raise UsageError(
+            f"this machine is {this_machine()}, and cannot measure what is compiled for {machine}",
+            "Give --tracker and --key of a fleet of such machines.",
+        )
+    if kind == "llvm":
+        return "local", None
+    device = device_for(kind)
+    name = f"local {device.device_name}"
+    if kind != "cuda":
+        return name, arch
+    cubin.find_nvcc()
+    found = f"sm_{str(device.compute_version).replace('.', '')}"
+    if arch not in (None, found):
+        raise UsageError(
+            f"the GPU here is {found}, and not {arch}", "Leave --arch out, or use a machine with the other GPU."
+        )
+    return name, found
+
+
+def _check_fleet_target(target: Any, mcpu: str | None, arch: str | None) -> None:
+    kind = str(target.kind.name)
+    if kind not in FLEET_TARGETS:
+        raise UsageError(
+            f"a fleet cannot measure target '{kind}': TVM's server does not load such libraries",
+            f"Tune without --tracker on a machine with the GPU; fleets are for {', '.join(FLEET_TARGETS)}.",
+        )
+    if mcpu is None:
+        raise UsageError("the devices' CPU is not named", "Add --mcpu: this machine's CPU need not be theirs.")
+    if kind == "rocm" and arch is None:
+        raise UsageError("the devices' GPU is not named", "Add --arch.")
+    linking.cross_compiler(targets.triple_of(target))
 
 
 def _continued(path: Path, fresh: TuningLog, target: Any) -> TuningLog:

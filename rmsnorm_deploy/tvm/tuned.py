@@ -11,10 +11,12 @@ from typing import Any
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.paths import StrPath
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.machines import machine_of
 from rmsnorm_deploy.tvm.norm import Norm, from_text, to_text
 from rmsnorm_deploy.tvm.schedules import family
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Values = dict[str, int]
 """A schedule: its parameters, by name."""
@@ -70,21 +72,28 @@ class TuningLog:
 
     Attributes:
         target: TVM's name of the target.
+        machine: architecture of the CPU, such as ``aarch64``; empty for a GPU.
         cpu: LLVM's name of the CPU, or the architecture of a GPU.
         tvm: release of TVM.
-        device: what measured: ``local``, or the tracker's key of a fleet.
-        threads: that TVM had there; 0 for a fleet, whose devices have their own.
+        device: what measured: ``local``, for a GPU with its name, or the tracker's key of a fleet.
+        threads: that TVM had there; 0 for a GPU, and for a fleet, whose devices have their own.
         rows: the row counts that were measured.
         entries: one for each norm.
     """
 
     target: str
+    machine: str
     cpu: str
     tvm: str
     device: str
     threads: int
     rows: list[int]
     entries: list[Entry] = dataclasses.field(default_factory=list)
+
+    @property
+    def processor(self) -> str:
+        """What it is for, in words."""
+        return " ".join(word for word in (self.target, self.machine, self.cpu) if word)
 
     def entry(self, norm: Norm) -> Entry | None:
         """The entry of ``norm``."""
@@ -120,6 +129,11 @@ def cpu_of(target: Any) -> str:
     """What distinguishes targets of one kind: the CPU, or the GPU's architecture."""
     attributes = target.attrs
     return str(attributes.get("mcpu") or attributes.get("arch") or "")
+
+
+def cpu_machine_of(target: Any) -> str:
+    """The architecture of the CPU, where it is the target: names such as ``generic`` are in use by several."""
+    return "" if targets.is_gpu(target) else machine_of(targets.triple_of(target))
 
 
 def read(path: StrPath) -> TuningLog:
@@ -192,13 +206,15 @@ def check_target(log: TuningLog, path: StrPath, target: Any) -> None:
     Raises:
         UsageError: with what to do about it.
     """
-    kind, cpu = str(target.kind.name), cpu_of(target)
-    if (log.target, log.cpu) != (kind, cpu):
-        option = "--mcpu" if kind == "llvm" else "--arch"
-        same = f"Add '--target {log.target}" + (f" {option} {log.cpu}'" if log.target == kind else "'")
-        raise UsageError(
-            f"the log {path} is for {log.target} {log.cpu}, and this is {kind} {cpu}", f"{same}, or use another log."
-        )
+    here = TuningLog(str(target.kind.name), cpu_machine_of(target), cpu_of(target), "", "", 0, [])
+    if (log.target, log.machine, log.cpu) == (here.target, here.machine, here.cpu):
+        return
+    triple = f" --mtriple {log.machine}-linux-gnu" if log.machine != here.machine and log.machine else ""
+    cpu = f" {'--arch' if log.target != 'llvm' else '--mcpu'} {log.cpu}" if log.cpu else ""
+    raise UsageError(
+        f"the log {path} is for {log.processor}, and this is {here.processor}",
+        f"Add '--target {log.target}{triple}{cpu}', or use another log.",
+    )
 
 
 def schedule_of(values: Values, kind: type, path: StrPath) -> Any:

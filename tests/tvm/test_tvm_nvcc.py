@@ -22,7 +22,7 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op
-from rmsnorm_deploy.tvm import cubin, targets
+from rmsnorm_deploy.tvm import cubin, measure, targets
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import gpu
 
@@ -184,6 +184,29 @@ def test_loading_hands_the_machine_code_to_tvms_cuda_runtime(folder, monkeypatch
     assert [str(t) for t in norm.arg_types] == ["handle"] * 3 + ["int64"]
     assert list(norm.launch_param_tags) == ["blockIdx.x", "threadIdx.x"]
     assert [m.same_as(stand_in) for m in library.imports] == [True]
+
+
+def test_a_kernel_is_tuned_as_machine_code():
+    target = targets.resolve("cuda", arch="sm_90")
+    norm = norm_of(96, F16)
+    library = measure._library(norm, gpu.__name__, str(target), gpu.default(norm, target))
+    asked = {str(name) for name in tvm_itself.ir.load_json((library.parent / cubin.FUNCTIONS).read_text())}
+    assert entries((library.parent / cubin.KERNELS).read_bytes()) == {90: asked}
+    assert b"__global__" not in library.read_bytes()
+    other = measure._library(norm, gpu.__name__, str(target), gpu.candidates(norm, target)[1])
+    assert (other.parent / cubin.KERNELS).read_bytes() != (library.parent / cubin.KERNELS).read_bytes()
+    stand_in = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
+    given = []
+    tvm_ffi.register_global_func("ffi.Module.create.cuda", lambda *a: given.append(a) or stand_in, override=True)
+    try:
+        loaded = measure._loaded(library, "cuda")
+    finally:
+        remove_global_func("ffi.Module.create.cuda")
+    ((code, form, functions, _),) = given
+    assert (bytes(code), form) == ((library.parent / cubin.KERNELS).read_bytes(), "fatbin")
+    assert {str(name) for name in functions} == asked
+    assert [m.same_as(stand_in) for m in loaded.imports] == [True]
+    assert loaded.implements_function(measure.SYMBOL)
 
 
 def test_the_gpus_asked_for(small_model, tmp_path, capfd):

@@ -20,7 +20,7 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import linking, targets
+from rmsnorm_deploy.tvm import linking, measure, targets
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import cpu
 
@@ -160,3 +160,11 @@ def test_the_compiler_that_links(model, tmp_path, monkeypatch, capfd):
     assert main(command) == 4
     assert "other cannot link a library for aarch64-unknown-linux-gnu" in capfd.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["compilers"]
+
+
+@needs_compiler
+def test_tuning_on_a_fleet_of_that_architecture_links_for_it():
+    norm = Norm(NormParameters(Op.RMS_NORM, TensorProto.FLOAT, epsilon=1e-6), "float32", 24)
+    target = targets.resolve("llvm", "cortex-a72", mtriple=TRIPLE)
+    path = measure._library(norm, cpu.__name__, str(target), cpu.default(norm, target))
+    assert MACHINES[struct.unpack_from("<H", path.read_bytes(), 18)[0]] == "aarch64"

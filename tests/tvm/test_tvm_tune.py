@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ pytest.importorskip("tornado", reason="tornado is not installed: pip install 'rm
 
 import odd_schedules
 import psutil
+import tvm_ffi
 from fleet import LocalFleet, free_port, wait_until
 from odd_schedules import CRASHES, CRASHES_THE_COMPILER, HANGS, IS_REFUSED, SLOW, VERY_SLOW, WRONG, OddSchedule
 
@@ -29,9 +31,10 @@ from rmsnorm_deploy.cli import main
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import measure, pipeline, targets, tuned
+from rmsnorm_deploy.tvm.machines import this_machine
 from rmsnorm_deploy.tvm.measure import Job
 from rmsnorm_deploy.tvm.norm import Norm
-from rmsnorm_deploy.tvm.schedules import cpu
+from rmsnorm_deploy.tvm.schedules import cpu, gpu
 from rmsnorm_deploy.tvm.tuned import Entry, TuningLog, values_of
 
 # the function of that name hides the module
@@ -217,7 +220,7 @@ class Luck:
 def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, speedups, chosen, speedup):
     speedups = {0: (1.0, 1.0), **speedups}
     odd(*(OddSchedule(number=i) for i in sorted(speedups)))
-    log = TuningLog("llvm", "", "", "local", 1, [1])
+    log = TuningLog("llvm", "", "", "", "local", 1, [1])
     target = targets.resolve("llvm")
     search = tune_module._Search(log, tmp_path / "log", target, [norm_of()], None, 1.0)
     search.run(Luck(speedups), None, None)
@@ -230,7 +233,7 @@ def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, spee
 @pytest.mark.parametrize(("slower", "chosen"), [(1.05, 1), (1.2, 0)])
 def test_no_row_count_pays_for_the_others(odd, tmp_path, slower, chosen, monkeypatch):
     odd(OddSchedule(), OddSchedule(number=1))
-    log = TuningLog("llvm", "", "", "local", 1, [1, 512])
+    log = TuningLog("llvm", "", "", "", "local", 1, [1, 512])
     search = tune_module._Search(log, tmp_path / "log", targets.resolve("llvm"), [norm_of()], None, 1.0)
     runner = Luck({0: (1.0, 1.0), 1: (1.3, 1.3)})
 
@@ -302,11 +305,11 @@ def test_an_interrupted_search_says_one_line_and_continues(model, tmp_path):
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
-def a_log(path, schedule, norm=None, cpu_name=None, **changes):
+def a_log(path, schedule, norm=None, cpu_name=None, machine=None, **changes):
     """A log that says ``schedule``."""
     norm = norm or norm_of()
     default = values_of(cpu.default(norm, targets.resolve("llvm")))
-    log = TuningLog("llvm", cpu_name or targets.this_cpu(), "0.27", "local", 1, [1])
+    log = TuningLog("llvm", machine or this_machine(), cpu_name or targets.this_cpu(), "0.27", "local", 1, [1])
     log.entries.append(Entry(norm, default, "complete", schedule))
     path.write_text(json.dumps(log.to_dict() | changes))
     return path
@@ -365,12 +368,16 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
     log = a_log(tmp_path / "log", values_of(other_schedule()), cpu_name="generic")
     assert main(["compile", str(model), "-o", str(tmp_path / "c"), "--tuned", str(log)]) == 2
     said = capfd.readouterr().err
-    assert f"is for llvm generic, and this is llvm {targets.this_cpu()}" in said
+    assert f"is for llvm {this_machine()} generic, and this is llvm {this_machine()} {targets.this_cpu()}" in said
     assert "'--target llvm --mcpu generic'" in said
     assert not (tmp_path / "c").exists()
     assert tvm.compile(model, mcpu="generic", output=tmp_path / "c", tuned=log).tuned == 1
     assert main(["tune", str(model), "--log", str(log)]) == 2
-    assert "is for llvm generic" in capfd.readouterr().err
+    assert f"is for llvm {this_machine()} generic" in capfd.readouterr().err
+    other = a_log(tmp_path / "other", values_of(other_schedule()), cpu_name="generic", machine="sparc")
+    with pytest.raises(UsageError, match="is for llvm sparc generic") as raised:
+        tvm.compile(model, mcpu="generic", output=tmp_path / "d", tuned=other)
+    assert "'--target llvm --mtriple sparc-linux-gnu --mcpu generic'" in raised.value.hint
     for change in ({"tvm": "0.1"}, {"rows": [3]}, {"device": "other"}, {"threads": 99}):
         a_log(log, values_of(other_schedule()), **change)
         with pytest.raises(UsageError, match="was measured with"):
@@ -383,7 +390,7 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
         ("", "no log of tuning"),
         ("[1]", "no log of tuning"),
         ('{"schema_version": 9}', "has format 9"),
-        ('{"schema_version": 1, "norms": [{}]}', "no log of tuning"),
+        ('{"schema_version": 2, "norms": [{}]}', "no log of tuning"),
         (None, "cannot be read"),
     ],
 )
@@ -446,12 +453,99 @@ def test_the_command(model, odd, tmp_path, capfd):
         (["--tracker", "x", "--key", "k"], "is no HOST:PORT"),
         (["--tracker", "x:1", "--key", "k"], "the devices' CPU is not named"),
         (["--target", "toaster"], "no schedules for target"),
+        (["--mtriple", "aarch64-linux-gnu" if this_machine() == "x86_64" else "x86_64-linux-gnu"], "cannot measure"),
+        (["--arch", "sm_90"], "no GPU architectures"),
+        (["--target", "cuda", "--arch", "sm_1"], "'sm_1' is no GPU"),
+        (["--target", "cuda", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "a fleet cannot measure"),
+        (["--target", "rocm", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "the devices' GPU is not"),
+        (["--target", "opencl", "--tracker", "x:1", "--key", "k"], "the devices' CPU is not named"),
     ],
 )
 def test_calls_that_contradict_themselves(model, tmp_path, capfd, options, said):
     assert main(["tune", str(model), "--log", str(tmp_path / "log"), *options]) == 2
     assert said in capfd.readouterr().err
     assert not (tmp_path / "log").exists()
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_there_is_one_sentence_and_nothing_is_measured(model, tmp_path, capfd, monkeypatch):
+    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
+        pytest.skip("this machine has CUDA: the sentence is for those without")
+    monkeypatch.setattr(tune_module, "_Runner", None)
+    assert main(["tune", str(model), "--log", str(tmp_path / "log"), "--target", "cuda"]) == 4
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "error: TVM has no runtime for target 'cuda' here"
+    assert "libcuda.so.1" in said[1]
+    assert len(said) == 2
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.fixture
+def gpu_here(monkeypatch):
+    """A GPU, as far as tuning asks about it, that is faster with every schedule but the default."""
+    device = types.SimpleNamespace(compute_version="9.0", device_name="Stand-in")
+    monkeypatch.setattr(tune_module, "device_for", lambda target: device)
+    monkeypatch.setattr(tune_module.cubin, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(tune_module, "_Runner", lambda *_: FastGpu())
+    return device
+
+
+class FastGpu(Luck):
+    def __init__(self):
+        super().__init__({})
+
+    def get(self):
+        number, job = self.given
+        factor = 1.0 if job.candidate == job.default else 1.5 if job.candidate.ahead != job.default.ahead else 1.2
+        times = {str(r): 1.0 for r in job.rows}
+        return number, measure.Outcome("", "", times, times, [factor] * job.turns)
+
+    def stop(self):
+        pass
+
+
+def test_the_log_is_about_one_gpu(model, tmp_path, gpu_here, capfd):
+    log = tmp_path / "log"
+    assert main(["tune", str(model), "--log", str(log), "--target", "cuda", "--rows", "2"]) == 0
+    assert f"compile {model} --target cuda --arch sm_90 --tuned {log}" in capfd.readouterr().err
+    said = tuned.read(log)
+    assert (said.target, said.machine, said.cpu, said.device, said.threads) == (
+        "cuda",
+        "",
+        "sm_90",
+        "local Stand-in",
+        0,
+    )
+    (entry,) = said.entries
+    target = targets.resolve("cuda", arch="sm_90")
+    assert entry.default == values_of(gpu.default(norm_of(), target))
+    assert sorted(map(str, (m.schedule for m in entry.candidates))) == sorted(
+        str(values_of(s)) for s in gpu.candidates(norm_of(), target)
+    )
+    assert (entry.schedule["ahead"], entry.speedup) == (1 - entry.default["ahead"], 1.5)
+    assert values_of(tuned.TunedSchedules(log, target)(norm_of())) == entry.schedule
+    with pytest.raises(UsageError, match="is for cuda sm_90, and this is cuda sm_80") as raised:
+        tuned.TunedSchedules(log, targets.resolve("cuda", arch="sm_80"))
+    assert "'--target cuda --arch sm_90'" in raised.value.hint
+    with pytest.raises(UsageError, match="is for cuda sm_90, and this is llvm"):
+        tvm.compile(model, output=tmp_path / "c", tuned=log)
+
+    with pytest.raises(UsageError, match="the GPU here is sm_90, and not sm_80"):
+        tvm.tune(model, "cuda", arch="sm_80", log=log, rows=[2])
+    gpu_here.device_name = "Another"  # of the same architecture
+    with pytest.raises(UsageError, match="measured with device local Stand-in, and this is local Another"):
+        tvm.tune(model, "cuda", log=log, rows=[2])
+    gpu_here.compute_version = "8.0"
+    with pytest.raises(UsageError, match="is for cuda sm_90, and this is cuda sm_80"):
+        tvm.tune(model, "cuda", log=log, rows=[2])
+
+
+def test_a_log_compiles_for_one_gpu(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune_module.cubin, "find_nvcc", lambda: "nvcc")
+    with pytest.raises(UsageError, match="about one GPU, and this is for sm_80, sm_90"):
+        tvm.compile(model, "cuda", output=tmp_path / "c", tuned=tmp_path / "log")
 
 
 # -- far --------------------------------------------------------------------------------------------------------------
