@@ -50,7 +50,7 @@ MOST_CONFIRMED = 3
 
 
 FLEET_TARGETS = ("llvm", "opencl", "rocm")
-"""Targets whose libraries TVM's server can load: it takes no CUDA machine code, and compiles nothing itself."""
+"""Targets whose kernels are all in the library that TVM's server loads: those of CUDA lie beside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _check_fleet_target(target: Any, mcpu: str | None, arch: str | None) -> None
     kind = str(target.kind.name)
     if kind not in FLEET_TARGETS:
         raise UsageError(
-            f"a fleet cannot measure target '{kind}': TVM's server does not load such libraries",
+            f"target '{kind}' cannot be measured on a fleet",
             f"Tune without --tracker on a machine with the GPU; fleets are for {', '.join(FLEET_TARGETS)}.",
         )
     if mcpu is None:

@@ -456,7 +456,7 @@ def test_the_command(model, odd, tmp_path, capfd):
         (["--mtriple", "aarch64-linux-gnu" if this_machine() == "x86_64" else "x86_64-linux-gnu"], "cannot measure"),
         (["--arch", "sm_90"], "no GPU architectures"),
         (["--target", "cuda", "--arch", "sm_1"], "'sm_1' is no GPU"),
-        (["--target", "cuda", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "a fleet cannot measure"),
+        (["--target", "cuda", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "cannot be measured on a fleet"),
         (["--target", "rocm", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "the devices' GPU is not"),
         (["--target", "opencl", "--tracker", "x:1", "--key", "k"], "the devices' CPU is not named"),
     ],
