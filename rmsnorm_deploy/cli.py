@@ -600,7 +600,8 @@ def tune_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
     target: Annotated[str, typer.Option("--target", metavar="TARGET", help="As for compile.")] = "llvm",
     mcpu: Annotated[
-        str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; needed with --tracker.")
+        str | None,
+        typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; by default this machine's."),
     ] = None,
     arch: Annotated[
         str | None, typer.Option("--arch", metavar="GPU", help="For cuda: the GPU here by default. For rocm: gfx90a.")
@@ -637,6 +638,8 @@ def tune_command(
     if not all(part.strip().isdecimal() for part in rows.split(",")):
         raise UsageError(f"--rows takes numbers with commas between them, not '{rows}'", "For instance 1,16,512.")
     counts = [int(part) for part in rows.split(",")]
+    if tracker is not None and mcpu is None and mtriple is None:
+        _say("note: kernels are compiled for this machine's CPU; --mcpu names the devices' where it is another")
     path = Path(f"{model.stem}.tuning.json") if log is None else log
     with _to_stderr(), _bar(shown=sys.stderr.isatty() and not as_json) as advance:
         found = tvm.tune(

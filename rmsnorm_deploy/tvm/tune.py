@@ -154,7 +154,7 @@ def tune(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         target: as for :func:`rmsnorm_deploy.tvm.compile`.
-        mcpu: the same; with ``tracker`` it has to be given, as this machine's need not be the devices'.
+        mcpu: the same; with ``tracker``, of its devices, which need not be the default: this machine's.
         log: the file.
         arch: the GPU, one; by default for ``cuda`` the one of this machine.
         mtriple: LLVM's triple of the devices behind ``tracker``, where they have another architecture.
@@ -182,7 +182,7 @@ def tune(
         device, arch = _here(resolved, arch)
         resolved = targets.resolve(target, mcpu, arch, mtriple)
     else:
-        _check_fleet_target(resolved, mcpu, arch)
+        _check_fleet_target(resolved, arch)
         device = fleet.key
     path = Path(log)
     fresh = TuningLog(
@@ -267,15 +267,13 @@ def _here(target: Any, arch: str | None) -> tuple[str, str | None]:
     return name, found
 
 
-def _check_fleet_target(target: Any, mcpu: str | None, arch: str | None) -> None:
+def _check_fleet_target(target: Any, arch: str | None) -> None:
     kind = str(target.kind.name)
     if kind not in FLEET_TARGETS:
         raise UsageError(
             f"target '{kind}' cannot be measured on a fleet",
             f"Tune without --tracker on a machine with the GPU; fleets are for {', '.join(FLEET_TARGETS)}.",
         )
-    if mcpu is None:
-        raise UsageError("the devices' CPU is not named", "Add --mcpu: this machine's CPU need not be theirs.")
     if kind == "rocm" and arch is None:
         raise UsageError("the devices' GPU is not named", "Add --arch.")
     linking.cross_compiler(targets.triple_of(target))

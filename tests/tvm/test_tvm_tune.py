@@ -451,14 +451,12 @@ def test_the_command(model, odd, tmp_path, capfd):
         (["--tracker", "x:1"], "one of them is missing"),
         (["--key", "x"], "one of them is missing"),
         (["--tracker", "x", "--key", "k"], "is no HOST:PORT"),
-        (["--tracker", "x:1", "--key", "k"], "the devices' CPU is not named"),
         (["--target", "toaster"], "no schedules for target"),
         (["--mtriple", "aarch64-linux-gnu" if this_machine() == "x86_64" else "x86_64-linux-gnu"], "cannot measure"),
         (["--arch", "sm_90"], "no GPU architectures"),
         (["--target", "cuda", "--arch", "sm_1"], "'sm_1' is no GPU"),
         (["--target", "cuda", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "cannot be measured on a fleet"),
         (["--target", "rocm", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "the devices' GPU is not"),
-        (["--target", "opencl", "--tracker", "x:1", "--key", "k"], "the devices' CPU is not named"),
     ],
 )
 def test_calls_that_contradict_themselves(model, tmp_path, capfd, options, said):
@@ -558,7 +556,7 @@ def fleet():
 
 
 def far(fleet, key, **options):
-    return {"mcpu": targets.this_cpu(), "tracker": fleet.address, "key": key, "rows": [2], **options}
+    return {"tracker": fleet.address, "key": key, "rows": [2], **options}
 
 
 def test_a_device_that_dies_loses_nothing(model, odd, tmp_path, fleet, capfd):
