@@ -18,12 +18,13 @@ from rmsnorm_deploy.op import NormParameters
 from rmsnorm_deploy.tvm.norm import MARKER, Norm, from_text
 
 
-def lowered(module: Any, kernel: Callable[[Norm], Any]) -> Any:
+def lowered(module: Any, kernel: Callable[[Norm, int | None], Any]) -> Any:
     """``module`` with every norm lowered.
 
     Args:
         module: from :func:`rmsnorm_deploy.tvm.importer.import_onnx`.
-        kernel: the schedule: a norm's ``PrimFunc``.
+        kernel: the schedule: a norm's ``PrimFunc``, given the norm and how many values X has at most, or None where
+            that is known at run time only.
 
     Raises:
         ModelError: the shape of a norm's input is not known well enough.
@@ -33,8 +34,9 @@ def lowered(module: Any, kernel: Callable[[Norm], Any]) -> Any:
 
 @relax.expr_functor.mutator
 class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: Any, kernel: Callable[[Norm], Any]) -> None:
+    def __init__(self, module: Any, kernel: Callable[[Norm, int | None], Any]) -> None:
         super().__init__(module)
+        self.most_values = _most_values(module)
         self.module = module
         self.kernel = kernel
         self.made: dict[Norm, Any] = {}
@@ -47,7 +49,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
-        if call.op != tvm.ir.Op.get("relax.call_pure_packed") or call.args[0].global_symbol != MARKER:
+        if not _is_norm(call):
             return call
         *inputs, text = call.args[1:]
         return self.lower(from_text(text.value), inputs)
@@ -95,13 +97,35 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             taken = sum(other.name == norm.name for other in self.made)
             name = norm.name + (f"_{taken + 1}" if taken else "")
             # the symbol of the library, too, which the schedule has named after the norm
-            self.made[norm] = self.builder_.add_func(self.kernel(norm).with_attr("global_symbol", name), name)
+            kernel = self.kernel(norm, self.most_values).with_attr("global_symbol", name)
+            self.made[norm] = self.builder_.add_func(kernel, name)
         arguments += [value for value, _ in parameterised]
         out = [relax.TensorType(flat, norm.dtype)] * len(parameters.op.outputs)
         result = emit(relax.op.call_tir(self.made[norm], relax.Tuple(arguments), out if norm.adds else out[0]))
         if not norm.adds:
             return reshaped(result, shape)
         return relax.Tuple([reshaped(emit(relax.TupleGetItem(result, i)), shape) for i in range(2)])
+
+
+def _is_norm(call: Any) -> bool:
+    """Whether a call stands for a norm."""
+    return bool(call.op == tvm.ir.Op.get("relax.call_pure_packed")) and call.args[0].global_symbol == MARKER
+
+
+def _most_values(module: Any) -> int | None:
+    """Values in the largest X of all norms, or None where one is known at run time only."""
+    found: list[int | None] = [0]
+
+    def look(expression: Any) -> None:
+        if isinstance(expression, relax.Call) and _is_norm(expression):
+            shape = expression.args[1].ty.shape
+            count = _product(list(shape.values)) if isinstance(shape, relax.ShapeExpr) else None
+            found.append(int(count) if isinstance(count, tirx.IntImm) else None)
+
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, look)
+    return None if None in found else max(v for v in found if v is not None)
 
 
 def _shape(value: Any) -> list[Any]:

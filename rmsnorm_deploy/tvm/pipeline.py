@@ -29,10 +29,11 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
     def lower(module: Any) -> Any:
         refused: list[RmsNormDeployError] = []
 
-        def make(norm: Norm) -> Any:
+        def make(norm: Norm, most_values: int | None) -> Any:
             schedule = None if tuned is None else tuned(norm)
             try:
-                return schedules.kernel(norm, schedules.default(norm, target) if schedule is None else schedule)
+                schedule = schedules.default(norm, target) if schedule is None else schedule
+                return schedules.kernel(norm, schedules.trimmed(norm, schedule, most_values))
             except RmsNormDeployError as error:
                 refused.append(error)
                 raise

@@ -26,6 +26,10 @@ chosen = [OddSchedule(), OddSchedule(number=1)]
 """What ``candidates`` returns; a test replaces it."""
 
 
+def trimmed(norm, schedule, most_values):
+    return schedule
+
+
 def default(norm, target):
     return chosen[0]
 

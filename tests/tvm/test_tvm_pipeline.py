@@ -116,3 +116,29 @@ def test_tensors_of_any_rank_are_taken_as_they_are(op, shape, axis, scale_shape,
         np.testing.assert_array_equal(got[1].numpy(), x)
         got = got[0]
     np.testing.assert_allclose(got.numpy(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "ways"), [(5, 1), (5000, 2), (70000, 3), (None, 3)])
+def test_a_kernel_has_only_the_ways_that_the_model_can_take(rows, ways):
+    norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6, scale_type=F32), "float32", 64)
+    target = targets.resolve("llvm")
+    schedules = family(target)
+    schedule = schedules.trimmed(norm, schedules.default(norm, target), None if rows is None else rows * 64)
+    kernel = schedules.kernel(norm, schedule).with_attr("global_symbol", "norm")
+    text = kernel.script()
+    assert text.count('T.sblock("task")') == ways
+    assert ("T.parallel" in text) is (ways > 1)
+    assert ("pragma_import_llvm" in text) is (ways > 2)
+    built = tvm.compile(tvm.IRModule({"norm": kernel}), target)
+    x = np.random.default_rng(1).standard_normal((70001, 64)).astype(np.float32)  # and it is right for more
+    y = tvm.runtime.tensor(np.zeros_like(x))
+    built["norm"](tvm.runtime.tensor(x), tvm.runtime.tensor(np.ones(64, np.float32)), y)
+    wanted = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "parallel"), [((5, 24), False), ((9000, 24), True), (("rows", 24), True)])
+def test_the_sizes_of_a_model_decide_on_the_ways_of_its_kernels(shape, parallel):
+    module = pipeline.run(import_onnx(chain(2, shape)), targets.resolve("llvm"))
+    kernels = [f.script() for v, f in module.functions_items() if "rms_norm" in v.name_hint]
+    assert ["T.parallel" in text for text in kernels] == [parallel] * 2

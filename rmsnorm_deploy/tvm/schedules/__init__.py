@@ -3,6 +3,7 @@
 Each module has
     ``default(norm, target)``      the schedule that is taken when nothing was tuned: a frozen dataclass of integers,
     ``candidates(norm, target)``   the schedules that tuning tries, the default first,
+    ``trimmed(norm, schedule, most_values)``  the schedule without what tensors of so many values do not need,
     ``kernel(norm, schedule)``     the scheduled ``tvm.tirx.PrimFunc``.
 """
 

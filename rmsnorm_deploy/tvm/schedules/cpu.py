@@ -16,7 +16,7 @@ from rmsnorm_deploy.tvm.schedules.cpu_any_size import AnySize
 from rmsnorm_deploy.tvm.schedules.cpu_columns import Columns
 from rmsnorm_deploy.tvm.schedules.cpu_rows import Rows
 from rmsnorm_deploy.tvm.schedules.cpu_streaming import Streaming
-from rmsnorm_deploy.tvm.schedules.cpu_writer import CpuSchedule, Writer
+from rmsnorm_deploy.tvm.schedules.cpu_writer import ALWAYS_SERIAL, CpuSchedule, Writer
 
 BATCH_BYTES = 16384
 """Of X in a batch, at most, so that it is still in the first cache when it is read again."""
@@ -51,6 +51,17 @@ def candidates(norm: Norm, target: Any) -> list[CpuSchedule]:
         for choice in choices:
             found[dataclasses.replace(first, **{name: choice})] = None
     return list(found)
+
+
+def trimmed(norm: Norm, schedule: CpuSchedule, most_values: int | None) -> CpuSchedule:
+    """``schedule`` without the ways that no tensor of at most ``most_values`` values takes: each has to be compiled."""
+    if most_values is None:
+        return schedule
+    if most_values < schedule.serial_below:
+        schedule = dataclasses.replace(schedule, serial_below=ALWAYS_SERIAL)
+    if most_values * ITEMSIZE[norm.dtype] * (4 if norm.adds else 2) < schedule.stream_from:
+        schedule = dataclasses.replace(schedule, stream_from=0)
+    return schedule
 
 
 def kernel(norm: Norm, schedule: CpuSchedule | None = None) -> Any:

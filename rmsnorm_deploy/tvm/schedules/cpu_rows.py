@@ -8,7 +8,7 @@ in float64, for a batch of short rows at a time.
 from __future__ import annotations
 
 from rmsnorm_deploy.tvm.norm import ITEMSIZE, Norm
-from rmsnorm_deploy.tvm.schedules.cpu_writer import LEAST_RMS, MOST_RMS, STACK_BYTES, CpuSchedule, Writer
+from rmsnorm_deploy.tvm.schedules.cpu_writer import ALWAYS_SERIAL, LEAST_RMS, MOST_RMS, STACK_BYTES, CpuSchedule, Writer
 from rmsnorm_deploy.tvm.schedules.values import indented, tree
 
 CHAIN = 32
@@ -36,6 +36,8 @@ class Rows(Writer):
     def function(self) -> list[str]:
         """The whole kernel, line by line."""
         s = self.schedule
+        if s.serial_below >= ALWAYS_SERIAL:
+            return [*self.head(), *indented(self.block(self.scratch(), self.rows(self.n, "0")))]
         several = [f"if {self.n} < {max(2, s.serial_below // max(1, self.features))}:"]
         several += indented(self.block(self.scratch(), self.rows(self.n, "0")))
         if self.large is not None:

@@ -13,6 +13,8 @@ import dataclasses
 
 from rmsnorm_deploy.tvm.schedules.values import Values, indented
 
+ALWAYS_SERIAL = 1 << 62
+"""As ``serial_below``: nothing but the serial loop is compiled."""
 STACK_BYTES = 1024
 """Scratch of fewer bytes is on the stack; see above."""
 LEAST_RMS, MOST_RMS = 2.0**-100, 2.0**100

@@ -146,6 +146,12 @@ def _arranged(norm: Norm, limits: Limits, lanes: int, threads: int) -> GpuSchedu
     return GpuSchedule(lanes, threads, vectors, max(1, BLOCK // threads), warp, cuda, int(kept <= KEPT_BYTES // 2))
 
 
+def trimmed(norm: Norm, schedule: GpuSchedule, most_values: int | None) -> GpuSchedule:
+    """``schedule``: a kernel here has one way for all numbers of rows."""
+    del norm, most_values
+    return schedule
+
+
 def kernel(norm: Norm, schedule: GpuSchedule) -> Any:
     """``norm`` as a scheduled ``tvm.tirx.PrimFunc`` with a symbolic number of rows.
 
