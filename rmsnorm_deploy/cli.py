@@ -585,9 +585,15 @@ def compile_command(
         _print_json(made.to_dict())
     else:
         cpu = made.mcpu if mtriple is None else f"{made.mcpu}, {made.mtriple}"
-        _print(f"{made.path}: {made.norms} norms in {made.kernels} kernels, for {made.target} {cpu}")
+        where = cpu if made.target == "llvm" else f"{arch}, driven by {cpu}" if arch else f"driven by {cpu}"
+        norms, kernels = (
+            f"{count} {what}{'' if count == 1 else 's'}"
+            for count, what in ((made.norms, "norm"), (made.kernels, "kernel"))
+        )
+        _print(f"{made.path}: {norms} in {kernels}, for {made.target} {where}")
     if made.tuned is not None:
-        rest = "" if made.tuned == made.kernels else f"; the log {tuned} has none for the others: tune this model"
+        rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
+        rest = "" if made.tuned == made.kernels else rest
         _say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
     _say(f"took {made.seconds:.2f} s")
 
@@ -641,21 +647,26 @@ def tune_command(
     if tracker is not None and mcpu is None and mtriple is None:
         _say("note: kernels are compiled for this machine's CPU; --mcpu names the devices' where it is another")
     path = Path(f"{model.stem}.tuning.json") if log is None else log
-    with _to_stderr(), _bar(shown=sys.stderr.isatty() and not as_json) as advance:
-        found = tvm.tune(
-            model,
-            target,
-            mcpu,
-            log=path,
-            arch=arch,
-            mtriple=mtriple,
-            tracker=tracker,
-            key=key,
-            rows=counts,
-            trials=trials,
-            seconds=seconds,
-            progress=advance,
-        )
+    try:
+        with _to_stderr(), _bar(shown=sys.stderr.isatty() and not as_json) as advance:
+            found = tvm.tune(
+                model,
+                target,
+                mcpu,
+                log=path,
+                arch=arch,
+                mtriple=mtriple,
+                tracker=tracker,
+                key=key,
+                rows=counts,
+                trials=trials,
+                seconds=seconds,
+                progress=advance,
+            )
+    except KeyboardInterrupt:
+        if path.exists():
+            _say(f"note: {path} has what was measured; the same command continues")
+        raise
     report = found.to_dict()
     if as_json:
         _print_json(report)
@@ -663,10 +674,15 @@ def tune_command(
         _print_tuning(report)
     if found.lost:
         _say(f"note: {found.lost} times a device was lost on the way, and what it was measuring measured elsewhere")
-    _say(f"{found.measured} measurements{'' if found.measured else ': the log had everything'}")
+    unfinished = any(norm["schedule"] is None for norm in report["norms"])
+    everything = not found.measured and not unfinished
+    _say(f"{found.measured} measurements{': the log had everything' if everything else ''}")
+    if unfinished:
+        _say("note: some norms have no schedule yet; the same command with more --seconds continues")
     options = "" if target == "llvm" else f" --target {target}" + (f" --arch {found.cpu}" if found.cpu else "")
     options += "".join(f" {name} {v}" for name, v in (("--mtriple", mtriple), ("--mcpu", mcpu)) if v)
-    _say(f"wrote {found.path}; use it with 'rmsnorm-deploy compile {model}{options} --tuned {found.path} -o DIR'")
+    if path.exists():
+        _say(f"wrote {found.path}; use it with 'rmsnorm-deploy compile {model}{options} --tuned {found.path} -o DIR'")
     _say(f"took {found.seconds:.1f} s")
 
 

@@ -307,7 +307,8 @@ def _count(fleet: Fleet) -> int:
     except (WorkerLost, OSError, RuntimeError) as error:
         raise MissingEnvironment(
             f"no RPC tracker answers at {fleet}",
-            f"Start one there: 'python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {fleet.port}'.",
+            "Start one there: 'python -m tvm.exec.rpc_tracker --host 0.0.0.0 "
+            f"--port {fleet.port} --port-end {fleet.port + 1}'.",
         ) from error
     finally:
         worker.stop()

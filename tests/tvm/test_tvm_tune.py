@@ -263,7 +263,7 @@ sys.exit(main(["tune", sys.argv[1], "--log", sys.argv[2], "--rows", "2"]))
 """
 
 
-def test_an_interrupted_search_says_one_line_and_continues(model, tmp_path):
+def test_an_interrupted_search_says_so_and_continues(model, tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, "-c", INTERRUPTED, model, log]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
