@@ -221,11 +221,14 @@ def schedule_of(values: Values, kind: type, path: StrPath) -> Any:
     """The schedule with these parameters.
 
     Raises:
-        ModelError: ``kind`` has others, so that the log at ``path`` is from another release.
+        ModelError: ``kind`` has others, so that the log at ``path`` is from another release, or other values.
     """
     if {f.name for f in dataclasses.fields(kind)} != set(values) or not all(type(v) is int for v in values.values()):
         raise ModelError(f"the schedules in {path} are those of another release", "Tune again, with a new log.")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ModelError(f"in {path}, {error}", "Tune again, with a new log.") from error
 
 
 def values_of(schedule: Any) -> Values:

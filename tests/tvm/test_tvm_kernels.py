@@ -11,6 +11,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import test_contract
 import tvm
 from test_contract import ALL, BF16, COMBINATIONS, DTYPES, F16, F32, F64, Call, agrees, values
+from tvm.target import codegen
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
@@ -165,6 +166,22 @@ def test_every_choice_of_the_schedule_is_right_serial_parallel_and_streaming(sch
         agrees(call, *call.run(own))
         call.residual = residual
         agrees(call, *call.run(own))
+
+
+@pytest.mark.skipif(
+    not any(codegen.llvm_cpu_has_features(f, targets.resolve("llvm")) for f in ("fma", "neon")),
+    reason="this CPU rounds a product before it adds to it",
+)
+def test_only_the_last_sum_of_the_normalised_value_is_rounded(kernels):
+    """Many values, as few of them show a rounding more."""
+    rng = np.random.default_rng(3)
+    for shape in ((20000, 16), (20, 64, 128)):
+        scale = values(rng, (shape[1],) + (1,) * (len(shape) - 2), F32)
+        call = Call(values(rng, shape, F32), scale, axes=(1,))
+        y, _ = call.run(kernels)
+        wanted, _ = call.expected()
+        largest = np.abs(wanted).max(axis=1, keepdims=True)
+        assert (np.abs(y - wanted) / test_contract.ulp(largest, F32)).max() < 1.6
 
 
 def test_results_are_stored_past_the_caches_where_no_cache_holds_them():

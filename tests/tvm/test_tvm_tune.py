@@ -412,6 +412,13 @@ def test_schedules_of_another_release_are_refused(model, tmp_path, schedule):
         tvm.compile(model, output=tmp_path / "c", tuned=a_log(tmp_path / "log", schedule))
 
 
+@pytest.mark.parametrize("schedule", [{"lanes": 7}, {"lanes": 0}, {"batch": -3}, {"accumulators": 0}])
+def test_a_schedule_that_would_give_other_results_is_refused(model, tmp_path, schedule):
+    log = a_log(tmp_path / "log", values_of(cpu.CpuSchedule()) | schedule)
+    with pytest.raises(ModelError, match="no such schedule"):
+        tvm.compile(model, output=tmp_path / "c", tuned=log)
+
+
 def test_another_default_is_measured_anew(odd, tmp_path):
     odd(OddSchedule(number=2), OddSchedule(number=1))
     log = tuned.read(a_log(tmp_path / "log", values_of(OddSchedule(number=1))))

@@ -28,7 +28,7 @@ class CpuSchedule:
     """What can be chosen without changing the result by more than rounding.
 
     Attributes:
-        lanes: values in one vector of float32 arithmetic; half as many in float64.
+        lanes: values in one vector of float32 arithmetic, a power of two; half as many in float64.
         accumulators: vectors that are summed side by side; any number.
         serial_below: values in X below which the threads are left asleep.
         task_values: a task takes as many rows as make up this many values, and whole batches.
@@ -42,6 +42,15 @@ class CpuSchedule:
     task_values: int = 16384
     batch: int = 1
     stream_from: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse what would be another result.
+
+        Raises:
+            ValueError: a value is none that can be chosen.
+        """
+        if self.lanes < 1 or self.lanes & (self.lanes - 1) or min(self.accumulators, self.task_values, self.batch) < 1:
+            raise ValueError(f"there is no such schedule: {self}")
 
 
 class Writer(Values):
@@ -73,8 +82,12 @@ class Writer(Values):
         ]
 
     def times_reciprocal(self, at: str) -> str:
-        """The normalised value, to be completed by :meth:`finish`."""
-        return f"{{x}} * inverse[{at}]" + (f" + {{x}} * low[{at}]" if self.split else "")
+        """The normalised value, to be completed by :meth:`finish`.
+
+        TVM fuses the product on the right with the addition: that has to be the large one, so that only the sum is
+        rounded.
+        """
+        return (f"{{x}} * low[{at}] + " if self.split else "") + f"{{x}} * inverse[{at}]"
 
     def finish(self, at: str, feature: str, lane: str, normalised: str) -> list[str]:
         """From one value ``{x}`` of X (or of the sum) to one of Y, in ``t``; ``normalised`` says how to normalise."""
