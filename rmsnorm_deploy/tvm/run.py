@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,6 @@ DESCRIPTION = "model.json"
 SCHEMA_VERSION = 3
 
 Array = NDArray[Any]
-
-_LOADED: dict[str, tuple[int, int]] = {}
-"""Device and inode of each library by the path under which this process loaded it first."""
-_LOCK = threading.Lock()
 
 
 class CompiledModel:
@@ -165,12 +160,8 @@ def _library(folder: Path, size: int) -> Any:
 def _opened(path: Path) -> Any:
     """The library at ``path``, also where another one was there when this process loaded it last.
 
-    The system's loader goes by the path: asked for a path that it knows, it answers with what it has.
+    The system's loader goes by the path: asked for one that it knows, it answers with what it has. So it gets a copy,
+    under a path that nobody used before; the weights, which are most of a model, are not in it.
     """
-    status = path.stat()
-    identity = (status.st_dev, status.st_ino)
-    with _LOCK:
-        if _LOADED.setdefault(str(path), identity) == identity:
-            return tvm.runtime.load_module(str(path))
-        with tempfile.TemporaryDirectory() as folder:
-            return tvm.runtime.load_module(str(shutil.copy(path, folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        return tvm.runtime.load_module(str(shutil.copy(path, folder)))
