@@ -79,26 +79,25 @@ def compile(
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
 
     Raises:
-        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, or ``output`` is there already.
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` is there already, or a
+            folder cannot be made.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
-        MissingEnvironment: there is no C++ compiler to link the library, no nvcc for ``cuda``, or no ROCm for ``rocm``.
+        MissingEnvironment: there is no C++ compiler to link the library or it fails, no nvcc for ``cuda``, no ROCm for
+            ``rocm``, or no space.
     """
     started = time.perf_counter()
     resolved = targets.resolve(target, mcpu, arch, mtriple)
     architectures = targets.architectures(target, arch)
     triple = targets.triple_of(resolved)
-    linking.cross_compiler(triple)
     if target == "cuda":
         cubin.find_nvcc()
+    linking.compiler(triple)
     if tuned is not None and len(architectures) > 1:
         raise UsageError(
             f"a log of tuning is about one GPU, and this is for {', '.join(architectures)}", "Add '--arch GPU'."
         )
     folder = Path(output)
-    if folder.exists():
-        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
-    if not folder.absolute().parent.is_dir():
-        raise UsageError(f"the folder {folder.absolute().parent} is not there", "Make it first.")
+    _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     proto = prepared(model)
     imported = import_prepared(proto)
@@ -136,11 +135,25 @@ def compile(
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, architectures, made)
         linking.export(executable, made / LIBRARY, triple)
+        description["library"] = {"bytes": (made / LIBRARY).stat().st_size}
         description["weights"] = weights.save(values, made / WEIGHTS)
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         made.rename(folder)
     used = None if schedules is None else schedules.used
     return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before the time for compiling is spent."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"the folder {parent} is not there", "Make it first.")
+    try:
+        tempfile.TemporaryDirectory(dir=parent, prefix=".compile-").cleanup()
+    except OSError as error:
+        raise UsageError(f"no folder can be made in {parent}: {error.strerror}", "Name another one.") from error
 
 
 def _value(value: ValueInfoProto) -> dict[str, Any]:

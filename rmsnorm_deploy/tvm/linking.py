@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tvm.support import cc
+
 from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.tvm.machines import machine_of, this_machine
 
@@ -31,22 +33,35 @@ def cross_compiler(triple: str) -> str | None:
     )
 
 
+def compiler(triple: str) -> str:
+    """The C++ compiler that links for ``triple``.
+
+    Raises:
+        MissingEnvironment: there is none.
+    """
+    found = cross_compiler(triple) or cc.get_cc()
+    if found is None or shutil.which(found) is None:
+        named = "" if found is None else f": '{found}' is none"
+        raise MissingEnvironment(
+            f"there is no C++ compiler to link the library with{named}", "Install g++, for instance, or set CXX."
+        )
+    return str(found)
+
+
 def export(module: Any, path: Path, triple: str) -> None:
     """Link ``module``, which TVM compiled for ``triple``, into the shared library ``path``.
 
     Raises:
-        MissingEnvironment: there is no C++ compiler, or it is not one for ``triple``.
+        MissingEnvironment: there is no C++ compiler, or it fails: it is not one for ``triple``, or there is no space.
     """
-    compiler = cross_compiler(triple)
+    found, cross = compiler(triple), cross_compiler(triple)
     try:
-        module.export_library(str(path), **({} if compiler is None else {"cc": compiler}))
+        module.export_library(str(path), **({} if cross is None else {"cc": cross}))
     except (RuntimeError, OSError) as error:
-        if compiler is not None:
-            raise MissingEnvironment(
-                f"{compiler} cannot link a library for {triple}", "Set CXX to a C++ compiler that can, or unset it."
-            ) from error
-        if shutil.which(os.environ.get("CXX", "g++")) is None:
-            raise MissingEnvironment(
-                "there is no C++ compiler to link the library with", "Install g++, for instance."
-            ) from error
-        raise
+        # TVM says "Compilation error:", what the compiler said, and "Command line: ..."
+        lines = [line for line in str(error).splitlines()[1:] if line.strip() and not line.startswith("collect2:")]
+        said = next((line for line in reversed(lines) if not line.startswith("Command line:")), "it does not say why")
+        raise MissingEnvironment(
+            f"{found} cannot link a library for {triple}: {said.strip()}",
+            "Mend that, or set CXX to a C++ compiler that can.",
+        ) from error

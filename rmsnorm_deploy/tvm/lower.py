@@ -58,10 +58,13 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         emit = self.builder_.emit
         x = inputs[0]
         shape = _shape(x)
+        if any(_is(dim, 0) for dim in shape):  # where TVM's reshape takes a 0 for "as it was"
+            empty = relax.op.zeros(relax.ShapeExpr(shape), x.ty.dtype.dtype)
+            return relax.Tuple([emit(empty) for _ in range(2)]) if len(parameters.op.outputs) > 1 else empty
         first = min(a % len(shape) for a in parameters.axes)
         last = first + len(parameters.axes)
         outer, middle, inner = (_product(part) for part in (shape[:first], shape[first:last], shape[last:]))
-        columns = not _is_one(inner)
+        columns = not _is(inner, 1)
         size = int(middle) if isinstance(middle, tirx.IntImm) else None
         # a reshape is a call at run time, and for a result of the model a copy
         as_it_is = first > 0 and last == first + 1 and columns == (last < len(shape))
@@ -74,7 +77,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         def parameter(value: Any) -> tuple[Any, bool]:
             """A scale or bias as a vector of features or, if it varies elsewhere too, in X's shape."""
             dims = [tirx.IntImm("int64", 1)] * (len(shape) - value.ty.ndim) + _shape(value)
-            if not all(_is_one(d) for i, d in enumerate(dims) if not first <= i < last):
+            if not all(_is(d, 1) for i, d in enumerate(dims) if not first <= i < last):
                 return reshaped(emit(relax.op.broadcast_to(value, relax.ShapeExpr(shape))), flat), True
             value = reshaped(value, dims[first:last])
             if not _equal(dims[first:last], shape[first:last]):
@@ -134,8 +137,8 @@ def _shape(value: Any) -> list[Any]:
     return list(value.ty.shape.values)
 
 
-def _is_one(dim: Any) -> bool:
-    return isinstance(dim, tirx.IntImm) and int(dim) == 1
+def _is(dim: Any, number: int) -> bool:
+    return isinstance(dim, tirx.IntImm) and int(dim) == number
 
 
 def _equal(a: list[Any], b: list[Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rmsnorm_deploy.errors import RmsNormDeployError
+from rmsnorm_deploy.errors import RmsNormDeployError, UsageError
 from rmsnorm_deploy.tvm.lower import lowered
 from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.rest import schedule_rest
@@ -86,9 +86,11 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
         tuned: a norm's tuned schedule, or None for the default.
+
+    Raises:
+        UsageError: ``dump`` cannot be written.
     """
     if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
         for number, (name, step) in enumerate(passes(target, tuned), 1):
@@ -99,4 +101,8 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
 
 
 def _write(module: Any, path: Path) -> None:
-    path.write_text(module.script(show_meta=False), encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(module.script(show_meta=False), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another folder for --dump-ir.") from error

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,10 @@ DESCRIPTION = "model.json"
 SCHEMA_VERSION = 3
 
 Array = NDArray[Any]
+
+_LOADED: dict[str, tuple[int, int]] = {}
+"""Device and inode of each library by the path under which this process loaded it first."""
+_LOCK = threading.Lock()
 
 
 class CompiledModel:
@@ -110,26 +117,60 @@ def load(path: StrPath) -> CompiledModel:
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         version = description["schema_version"]
+        if version == SCHEMA_VERSION:
+            size = description["library"]["bytes"]
+            needed = {"tvm", "target", "inputs", "outputs", "not_empty", "weights", "mtriple"} - set(description)
+            if needed:
+                raise KeyError(*needed)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder} is no compiled model: {DESCRIPTION} cannot be read", "Compile it again.") from error
     if version != SCHEMA_VERSION:
         raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
-    machine = machine_of(description["mtriple"])
-    if machine != this_machine():
+    made_for = machine_of(description["mtriple"])
+    if made_for != this_machine():
         raise MissingEnvironment(
-            f"{folder} was compiled for {machine}, and this machine is {this_machine()}",
+            f"{folder} was compiled for {made_for}, and this machine is {this_machine()}",
             "Run it on such a machine, or compile it without --mtriple.",
         )
     if description["tvm"].split(".")[:2] != tvm.__version__.split(".")[:2]:
         raise MissingEnvironment(
             f"{folder} was made by TVM {description['tvm']}, and this is {tvm.__version__}", "Compile it again."
         )
-    if not (folder / LIBRARY).is_file():
-        raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
     device = device_for(description["target"])
-    library = tvm.runtime.load_module(str(folder / LIBRARY))
+    library = _library(folder, size)
     if description["target"] == "cuda":
         cubin.attach(library.imports[0], folder)
     machine = tvm.relax.VirtualMachine(library, device)
     values = weights.load(folder / WEIGHTS, description["weights"], device)
     return CompiledModel(description, machine["main"], values, device)
+
+
+def _library(folder: Path, size: int) -> Any:
+    """The machine code in ``folder``; a part of a library would end the process."""
+    path = folder / LIBRARY
+    if not path.is_file():
+        raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
+    found = path.stat().st_size
+    if found != size:
+        raise ModelError(
+            f"{path} has {found} bytes instead of {size}", "Copy the whole folder again, or compile it again."
+        )
+    try:
+        return _opened(path.resolve())
+    except RuntimeError as error:
+        said = (str(error).strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"{path} cannot be loaded: {said}", "Compile it again, for this machine.") from error
+
+
+def _opened(path: Path) -> Any:
+    """The library at ``path``, also where another one was there when this process loaded it last.
+
+    The system's loader goes by the path: asked for a path that it knows, it answers with what it has.
+    """
+    status = path.stat()
+    identity = (status.st_dev, status.st_ino)
+    with _LOCK:
+        if _LOADED.setdefault(str(path), identity) == identity:
+            return tvm.runtime.load_module(str(path))
+        with tempfile.TemporaryDirectory() as folder:
+            return tvm.runtime.load_module(str(shutil.copy(path, folder)))

@@ -10,10 +10,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError
 
 SMALLEST = 1024
-"""Bytes from which on a constant is a weight; smaller ones stay in the library."""
+"""Bytes from which on a constant is a weight; smaller ones stay in the library, except for empty ones."""
 ATTRIBUTE = "rmsnorm_deploy.weights"
 """A module's attribute: the weights, in the order of the arguments that follow the inputs of ``main``."""
 
@@ -31,13 +31,23 @@ def of(module: Any) -> list[Any]:
     return list(attributes[ATTRIBUTE]) if attributes is not None and ATTRIBUTE in attributes else []
 
 
-def save(values: Sequence[Any], path: Path) -> dict[str, int]:
-    """Write ``values``; the result, their number and the file's size, is what :func:`load` needs to know."""
-    tvm.runtime.save_param_dict_to_file({str(i): v for i, v in enumerate(values)}, str(path))
-    return {"count": len(values), "bytes": path.stat().st_size}
+def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
+    """Write ``values``; the result, their number and the file's size, is what :func:`load` needs to know.
+
+    Empty ones are only described: TVM cannot read those that it writes.
+
+    Raises:
+        MissingEnvironment: there is no space.
+    """
+    try:
+        tvm.runtime.save_param_dict_to_file({str(i): v for i, v in enumerate(values) if _size(v)}, str(path))
+    except RuntimeError as error:
+        raise MissingEnvironment(f"{path.name}, the weights, cannot be written", "Free some space.") from error
+    empty = {str(i): [list(v.shape), str(v.dtype)] for i, v in enumerate(values) if not _size(v)}
+    return {"count": len(values), "bytes": path.stat().st_size} | ({"empty": empty} if empty else {})
 
 
-def load(path: Path, saved: Mapping[str, int], device: Any) -> list[Any]:
+def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:
     """What :func:`save` wrote, on ``device``.
 
     Raises:
@@ -51,11 +61,16 @@ def load(path: Path, saved: Mapping[str, int], device: Any) -> list[Any]:
             f"{path} has {size} bytes instead of {saved['bytes']}", "Copy the whole folder again, or compile it again."
         )
     try:
-        found = tvm.runtime.load_param_dict_from_file(str(path))
+        found = dict(tvm.runtime.load_param_dict_from_file(str(path)))
+        found |= {i: tvm.runtime.empty(shape, dtype) for i, (shape, dtype) in saved.get("empty", {}).items()}
         values = [found[str(i)] for i in range(saved["count"])]
     except (RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"{path} holds no weights", "Copy the whole folder again, or compile it again.") from error
     return [v if device.dlpack_device_type() == v.device.dlpack_device_type() else v.copyto(device) for v in values]
+
+
+def _size(value: Any) -> int:
+    return math.prod(value.shape)
 
 
 @relax.expr_functor.mutator
@@ -83,8 +98,7 @@ class _Lifting(relax.PyExprMutator):  # type: ignore[misc]
         value = constant.value
         if not isinstance(value, tvm.runtime.Tensor):
             return constant
-        size = math.prod(value.shape) * value.dtype.itemsize
-        if size < SMALLEST:
+        if 0 < _size(value) * value.dtype.itemsize < SMALLEST:
             return constant
         # one tensor used twice, as tied weights are, is one constant or two with the same memory
         key = value

@@ -1,6 +1,7 @@
 """Whole models compiled, and run by a process that knows nothing else of them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,101 @@ def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
         (tmp_path / "model.json").write_text(json.dumps(said | change))
         with pytest.raises(error, match=r"format 99|made by TVM 0.1.0|lacks model.so"):
             tvm.load(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps({"schema_version": said["schema_version"]}))
+    with pytest.raises(ModelError, match="no compiled model"):
+        tvm.load(tmp_path)
+
+
+def test_a_library_that_is_not_whole_is_refused(small, tmp_path):
+    """The system's loader would end the process."""
+    shutil.copytree(small / "c", tmp_path / "c")
+    path = tmp_path / "c" / "model.so"
+    whole = path.read_bytes()
+    for content, said in ((whole[:5000], "has 5000 bytes instead of"), (b"\0" * len(whole), "cannot be loaded")):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=said):
+            tvm.load(tmp_path / "c")
+
+
+def test_a_folder_that_was_made_again_is_loaded_again(tmp_path):
+    """The system's loader takes a path that it knows for the library that was there before."""
+    x, functions = np.ones((2, 8), np.float32), []
+    for epsilon in (0.0, 3.0):
+        shutil.rmtree(tmp_path / "c", ignore_errors=True)
+        tvm.compile(one_norm(8, epsilon), output=tmp_path / "c")
+        functions.append(tvm.load(tmp_path / "c"))
+        np.testing.assert_allclose(functions[-1]({"x": x})["y"], x / np.sqrt(1 + epsilon), rtol=1e-6)
+    np.testing.assert_allclose(functions[0]({"x": x})["y"], x, rtol=1e-6)
+
+
+def one_norm(size, epsilon=1e-6, rows="rows"):
+    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], epsilon=epsilon)
+    info = helper.make_tensor_value_info
+    shape = (rows, size)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [info("x", TensorProto.FLOAT, shape)],
+        [info("y", TensorProto.FLOAT, shape)],
+        [onnx.numpy_helper.from_array(np.ones(size, np.float32), "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+def test_empty_tensors(tmp_path):
+    """No rows at all, and a constant past of length 0; TVM can read neither of them back."""
+    tvm.compile(one_norm(8, rows=0), output=tmp_path / "none")
+    assert tvm.load(tmp_path / "none")({"x": np.ones((0, 8), np.float32)})["y"].shape == (0, 8)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["past", "x"], ["y"], axis=2)],
+        "g",
+        [info("x", TensorProto.FLOAT, (1, 2, 3, 4))],
+        [info("y", TensorProto.FLOAT, (1, 2, 3, 4)), info("past", TensorProto.FLOAT, (1, 2, 0, 4))],
+        [onnx.numpy_helper.from_array(np.zeros((1, 2, 0, 4), np.float32), "past")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    tvm.compile(model, output=tmp_path / "past")
+    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    got = tvm.load(tmp_path / "past")({"x": x})
+    np.testing.assert_array_equal(got["y"], x)
+    assert got["past"].shape == (1, 2, 0, 4)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no /bin/false")
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("PATH", "/nowhere", "there is no C++ compiler"),
+        ("CXX", "/nowhere/g++", "'/nowhere/g++' is none"),
+        ("CXX", "COMPILER", ": ld: no such thing"),
+    ],
+)
+def test_a_compiler_that_is_not_there_or_fails(small, tmp_path, monkeypatch, capfd, variable, value, said):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'ld: no such thing'\necho 'collect2: error: ld returned 1'\nexit 1\n")
+    compiler.chmod(0o755)
+    if variable == "PATH":
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv(variable, str(compiler) if value == "COMPILER" else value)
+    assert main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "c")]) == MissingEnvironment.exit_code
+    assert said in capfd.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["compiler"]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write into: /proc")
+def test_places_where_nothing_can_be_written(small, tmp_path, capfd):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for options, said in (
+        (["-o", "link"], "is there already"),
+        (["-o", "/proc/c"], "no folder can be made in /proc"),
+        (["-o", "c", "--dump-ir", str(small / "m.onnx")], "cannot be written"),
+    ):
+        options[1] = str(tmp_path / options[1])
+        assert main(["compile", str(small / "m.onnx"), *options]) == UsageError.exit_code
+        assert said in capfd.readouterr().err
+        assert [p.name for p in tmp_path.iterdir()] == ["link"]
 
 
 def test_the_command(small, tmp_path, capfd):
