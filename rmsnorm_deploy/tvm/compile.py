@@ -89,9 +89,9 @@ def compile(
     resolved = targets.resolve(target, mcpu, arch, mtriple)
     architectures = targets.architectures(target, arch)
     triple = targets.triple_of(resolved)
-    linking.compiler(triple)
     if target == "cuda":
         cubin.find_nvcc()
+    linking.compiler(triple)
     if tuned is not None and len(architectures) > 1:
         raise UsageError(
             f"a log of tuning is about one GPU, and this is for {', '.join(architectures)}", "Add '--arch GPU'."
