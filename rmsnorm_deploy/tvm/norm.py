@@ -70,6 +70,11 @@ class Norm:
         return self.parameters.op is Op.ADD_RMS_NORM
 
     @property
+    def bytes_moved(self) -> int:
+        """Bytes of all large tensors together, for each value of X."""
+        return ITEMSIZE[self.dtype] * (4 if self.adds else 2)
+
+    @property
     def biased(self) -> bool:
         """Whether a bias is added."""
         return self.parameters.op is Op.GENERAL_RMS_NORM

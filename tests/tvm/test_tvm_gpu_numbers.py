@@ -11,7 +11,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import test_contract
 from gpu_runners import OpenCL, WebGPU
 from test_contract import BF16, COMBINATIONS, F16, F32, F64, Call, agrees, ulp, values
-from test_tvm_kernels import TvmKernels
+from test_tvm_kernels import SHARED, TvmKernels
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.norm import Norm
@@ -102,21 +102,6 @@ def test_row_lengths(kernels, x_type, adds, size):
         within(call, *call.run(kernels))
 
 
-SHARED = [
-    "test_a_long_row_stays_exact",
-    "test_long_columns_stay_exact",
-    "test_small_and_large_values",
-    "test_an_rms_without_a_reciprocal",
-    "test_nan_infinity_and_zero",
-    "test_infinity_behind_the_measured_features_stays_infinity",
-    "test_a_nan_with_every_bit_set_is_rounded_to_a_nan",
-    "test_squares_beyond_float32_become_infinite",
-    "test_every_sixteen_bit_value",
-    "test_rounding_to_sixteen_bits_is_to_nearest_even",
-    "test_the_two_rounding_orders_differ",
-    "test_float64_arithmetic_is_rounded_to_float16_once",
-    "test_the_same_bytes_every_time_and_beside_any_rows",
-]
 globals().update({name: getattr(test_contract, name) for name in SHARED})
 
 

@@ -60,7 +60,7 @@ def trimmed(norm: Norm, schedule: CpuSchedule, most_values: int | None) -> CpuSc
         return schedule
     if most_values < schedule.serial_below:
         schedule = dataclasses.replace(schedule, serial_below=ALWAYS_SERIAL)
-    if most_values * ITEMSIZE[norm.dtype] * (4 if norm.adds else 2) < schedule.stream_from:
+    if most_values * norm.bytes_moved < schedule.stream_from:
         schedule = dataclasses.replace(schedule, stream_from=0)
     return schedule
 

@@ -29,9 +29,8 @@ class Rows(Writer):
         partial = norm.parameters.partial_size
         self.measured = self.features if partial is None else min(partial, self.features)
         narrow = norm.scale_dtype != self.c and self.features * ITEMSIZE[self.c] < STACK_BYTES
-        self.widened = [n for n, full in (("W", norm.full_scale), ("B", norm.full_bias)) if narrow and not full]
-        if not norm.biased and "B" in self.widened:
-            self.widened.remove("B")
+        vectors = {"W": not norm.full_scale, "B": norm.biased and not norm.full_bias}
+        self.widened = [name for name, is_vector in vectors.items() if narrow and is_vector]
 
     def function(self) -> list[str]:
         """The whole kernel, line by line."""
@@ -41,7 +40,7 @@ class Rows(Writer):
         several = [f"if {self.n} < {max(2, s.serial_below // max(1, self.features))}:"]
         several += indented(self.block(self.scratch(), self.rows(self.n, "0")))
         if self.large is not None:
-            row = self.features * ITEMSIZE[self.norm.dtype] * (4 if self.norm.adds else 2)
+            row = self.features * self.norm.bytes_moved
             several += [f"elif {self.n} >= {-(-s.stream_from // row)}:", *indented(self.large.tasks())]
         return [*self.head(), *indented([*several, "else:", *indented(self.tasks())])]
 
@@ -135,9 +134,6 @@ class Rows(Writer):
         stored = self.store(result, f"{i}, {first} + v", "v")
         return [f"for v in T.vectorized({self.lanes}):", *indented([*statements, stored])]
 
-    def _fill(self, name: str) -> list[str]:
-        return self._each(f"{name}[a * {self.lanes} + v] = T.{self.c}(0)")
-
     def _each(self, *statements: str, count: int | None = None) -> list[str]:
         """Statements for each lane of each accumulator."""
         vectors = self.schedule.accumulators if count is None else count
@@ -160,7 +156,7 @@ class Rows(Writer):
         """Of row ``i`` into ``total``, in float64."""
         lanes, vectors = self.lanes, self.schedule.accumulators
         width = lanes * vectors
-        lines = self._fill("acc")
+        lines = self._each(f"acc[a * {lanes} + v] = T.{self.c}(0)")
         whole, rest = divmod(self.measured, width)
         slot = f"a * {lanes} + v"
         put_aside = whole > CHAIN
