@@ -15,7 +15,8 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from benchmarks.placement import onnxruntime_affinities
-from rmsnorm_deploy import op, runtime
+from rmsnorm_deploy import op
+from rmsnorm_deploy.run import session as runtime
 
 DTYPES: dict[str, tuple[int, Any]] = {
     "float32": (TensorProto.FLOAT, np.float32),

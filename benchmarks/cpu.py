@@ -30,7 +30,8 @@ from benchmarks.chains import DECOMPOSED, DTYPES, FUSED, LAYER_NORM, Chain, chec
 from benchmarks.neighbours import Neighbours
 from benchmarks.placement import pinned
 from benchmarks.timing import Contestant, alternate, median, quartiles, ratios
-from rmsnorm_deploy import op, runtime
+from rmsnorm_deploy import op
+from rmsnorm_deploy.run import session as runtime
 
 ROWS = [1, 16, 512, 4096]
 SIZES = [64, 128, 896, 2048, 4096, 8192]

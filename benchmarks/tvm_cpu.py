@@ -125,8 +125,8 @@ def bare(chain: Chain) -> BareContestant:
     import tvm
 
     from rmsnorm_deploy.tvm import targets
-    from rmsnorm_deploy.tvm.norm import Norm
     from rmsnorm_deploy.tvm.schedules import family
+    from rmsnorm_deploy.tvm.schedules.norm import Norm
 
     target = targets.resolve("llvm")
     data_type, numpy_type = DTYPES[chain.dtype]

@@ -8,10 +8,10 @@ Importing this package loads none of onnxruntime, TVM and torch.
 """
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError, VerificationFailed
-from rmsnorm_deploy.fuse import RmsNormFusionPass, fuse
-from rmsnorm_deploy.report import FusionReport
-from rmsnorm_deploy.runtime import library_path, register, session
-from rmsnorm_deploy.save import save
+from rmsnorm_deploy.fusing.fuse import RmsNormFusionPass, fuse
+from rmsnorm_deploy.fusing.report import FusionReport
+from rmsnorm_deploy.model.save import save
+from rmsnorm_deploy.run.session import library_path, register, session
 
 __version__ = "0.1.0"
 

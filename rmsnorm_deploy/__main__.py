@@ -2,7 +2,7 @@
 
 import sys
 
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

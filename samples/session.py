@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import rmsnorm_deploy
-from rmsnorm_deploy.inputs import make_inputs
-from rmsnorm_deploy.load import load_proto
+from rmsnorm_deploy.model.load import load_proto
+from rmsnorm_deploy.run.inputs import make_inputs
 
 MODEL = Path(__file__).parent / "models" / "t5_encoder_float32.onnx"
 

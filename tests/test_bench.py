@@ -9,12 +9,12 @@ import pytest
 
 import rmsnorm_deploy
 from rmsnorm_deploy import MissingEnvironment, UsageError
-from rmsnorm_deploy.cut import cut, with_outputs
-from rmsnorm_deploy.inputs import make_inputs
-from rmsnorm_deploy.running import Runnable, Runner, library_problem
+from rmsnorm_deploy.model.cut import cut, with_outputs
+from rmsnorm_deploy.run.inputs import make_inputs
+from rmsnorm_deploy.run.runner import Runnable, Runner, library_problem
 
 pytest.importorskip("onnxruntime", reason="timing runs models in onnxruntime")
-from rmsnorm_deploy.bench import NORM_ELEMENTS, _in_turns, _one_norm, bench
+from rmsnorm_deploy.check.bench import NORM_ELEMENTS, _in_turns, _one_norm, bench
 
 SAMPLES = sorted((Path(__file__).parent.parent / "samples" / "models").glob("*.onnx"))
 

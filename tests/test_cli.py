@@ -17,8 +17,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rmsnorm_deploy import __version__, cli
-from rmsnorm_deploy.load import load_proto
+from rmsnorm_deploy import __version__
+from rmsnorm_deploy.cli import app as cli
+from rmsnorm_deploy.model.load import load_proto
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "models"
 LLAMA = SAMPLES / "llama_float16.onnx"
@@ -202,12 +203,12 @@ def test_require(run, fails, tmp_path):
 
 def replace_fuse(monkeypatch, function):
     """The package exports a function by the module's name, so the module has to be asked for."""
-    monkeypatch.setattr(sys.modules["rmsnorm_deploy.fuse"], "fuse", function)
+    monkeypatch.setattr(sys.modules["rmsnorm_deploy.fusing.fuse"], "fuse", function)
 
 
 def test_a_failed_verification_leaves_no_output(fails, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
-    right = sys.modules["rmsnorm_deploy.fuse"].fuse
+    right = sys.modules["rmsnorm_deploy.fusing.fuse"].fuse
 
     def wrong(*args, **kwargs):
         fused, report = right(*args, **kwargs)
@@ -332,7 +333,7 @@ def test_an_unwritable_folder_is_exit_code_2(tmp_path):
     prefix = ["setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all"] if os.geteuid() == 0 else []
     code = (
         "import sys; from pathlib import Path; from rmsnorm_deploy.errors import UsageError;"
-        "from rmsnorm_deploy.paths import check_output\n"
+        "from rmsnorm_deploy.model.external import check_output\n"
         "try: check_output(Path(sys.argv[1]), source=None, overwrite=False)\n"
         "except UsageError as error: print(error.message)"
     )
@@ -385,7 +386,7 @@ def test_help_and_version(run):
 
 def test_help_loads_no_runtime():
     code = (
-        "import sys; from rmsnorm_deploy.cli import main; main(['--help']); "
+        "import sys; from rmsnorm_deploy.cli.app import main; main(['--help']); "
         "assert not {'onnxruntime', 'rich.table'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
@@ -639,9 +640,8 @@ def test_a_reader_that_goes_away_is_no_error():
 
 def test_control_c_is_clean(tmp_path):
     code = (
-        "import sys, time, rmsnorm_deploy.save as s\n"
-        "from rmsnorm_deploy.cli import main\n"
-        "import importlib; m = sys.modules['rmsnorm_deploy.save']\n"
+        "import sys, time, rmsnorm_deploy.model.save as m\n"
+        "from rmsnorm_deploy.cli.app import main\n"
         "def slow(*_): print('ready', flush=True); time.sleep(60)\n"
         "m._check = slow\n"
         "sys.exit(main(sys.argv[1:]))\n"

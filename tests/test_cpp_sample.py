@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from rmsnorm_deploy import op, runtime
+from rmsnorm_deploy import op
+from rmsnorm_deploy.run import session as runtime
 
 SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "cpp"
 ROWS, COLUMNS = 6, 40

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm_deploy import MissingEnvironment, cli
-from rmsnorm_deploy.running import library_problem
+from rmsnorm_deploy import MissingEnvironment
+from rmsnorm_deploy.cli import app as cli
+from rmsnorm_deploy.run.runner import library_problem
 
 pytest.importorskip("onnxruntime", reason="the demonstration runs models in onnxruntime")
-from rmsnorm_deploy import demo
+from rmsnorm_deploy.check import demo
 
 ROOT = Path(__file__).parent.parent
 NORMS = {"gemma_float16": 5, "llama_float16": 5, "qwen3_float32": 9, "t5_encoder_float32": 5}

@@ -10,7 +10,7 @@ from test_op import run
 
 import rmsnorm_deploy
 from rmsnorm_deploy.op import DOMAIN, NormParameters
-from rmsnorm_deploy.reference import dtype_of
+from rmsnorm_deploy.op.reference import dtype_of
 
 FILES = sorted((Path(__file__).parent / "data").glob("*/*.onnx"))
 

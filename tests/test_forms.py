@@ -13,7 +13,7 @@ from test_op import run
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import UsageError
-from rmsnorm_deploy.reference import rms_norm
+from rmsnorm_deploy.op.reference import rms_norm
 
 LAYOUTS = ("float32", "llama16", "gemma16", "plain16", "llamabf16", "gemmabf16", "float64")
 NUMPY = {F: np.float32, H: np.float16, B: ml_dtypes.bfloat16, D: np.float64}

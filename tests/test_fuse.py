@@ -16,8 +16,8 @@ import rmsnorm_deploy
 from rmsnorm_deploy import op
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op.reference import rms_norm
 from rmsnorm_deploy.recognise.match import Stage
-from rmsnorm_deploy.reference import rms_norm
 
 
 def chain(g, x, w=None, epsilon=1e-6, axes=(-1,), keepdims=1, square=None):

@@ -12,7 +12,7 @@ from test_op import run
 
 import rmsnorm_deploy
 from rmsnorm_deploy.op import NormParameters
-from rmsnorm_deploy.reference import rms_norm
+from rmsnorm_deploy.op.reference import rms_norm
 
 SHAPE = (2, 3, 8)
 

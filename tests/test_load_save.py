@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy import ModelError, UsageError, save
-from rmsnorm_deploy.load import load_model, load_proto
+from rmsnorm_deploy.model.load import load_model, load_proto
 
-SAVE = sys.modules["rmsnorm_deploy.save"]
+SAVE = sys.modules["rmsnorm_deploy.model.save"]
 SAMPLES = Path(__file__).parent.parent / "samples" / "models"
 LLAMA = SAMPLES / "llama_float16.onnx"
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from rmsnorm_deploy import op
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op
-from rmsnorm_deploy.reference import dtype_of, rms_norm
+from rmsnorm_deploy.op.reference import dtype_of, rms_norm
 
 F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 TYPES = {F: "float32", H: "float16", B: "bfloat16", D: "float64"}

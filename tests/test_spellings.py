@@ -11,7 +11,7 @@ from test_op import run
 
 import rmsnorm_deploy
 from rmsnorm_deploy.op import DOMAIN, NormParameters
-from rmsnorm_deploy.reference import rms_norm
+from rmsnorm_deploy.op.reference import rms_norm
 
 S = Spelling
 

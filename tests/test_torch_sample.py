@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm_deploy.load import load_proto
+from rmsnorm_deploy.model.load import load_proto
 
 SAMPLE = Path(__file__).parent.parent / "samples" / "torch_export.py"
 

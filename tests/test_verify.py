@@ -10,15 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy import MissingEnvironment, UsageError, VerificationFailed
-from rmsnorm_deploy.inputs import (
-    adversarial_inputs,
-    fit_inputs,
-    load_inputs,
-    make_inputs,
-    parse_shapes,
-)
-from rmsnorm_deploy.running import library_problem
-from rmsnorm_deploy.verify import verify
+from rmsnorm_deploy.check.verify import verify
+from rmsnorm_deploy.run.inputs import adversarial_inputs, fit_inputs, load_inputs, make_inputs, parse_shapes
+from rmsnorm_deploy.run.runner import library_problem
 
 pytest.importorskip("onnxruntime", reason="verification runs models in onnxruntime")
 

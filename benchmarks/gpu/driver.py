@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _package_module() -> object:
     # By its file: importing the package would need onnx, and this machine may have NumPy only.
-    spec = importlib.util.spec_from_file_location("rmsnorm_deploy_cuda", ROOT / "rmsnorm_deploy" / "cuda.py")
+    spec = importlib.util.spec_from_file_location("rmsnorm_deploy_cuda", ROOT / "rmsnorm_deploy" / "run" / "nvidia.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -20,11 +20,11 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from rmsnorm_deploy.check.exact import Truth, by_definition
 from rmsnorm_deploy.errors import UsageError
-from rmsnorm_deploy.exact import Truth, by_definition
-from rmsnorm_deploy.inputs import OTHER_SIZE, Array, Feeds, adversarial_inputs, is_float, make_inputs
 from rmsnorm_deploy.op import DOMAIN, Op
-from rmsnorm_deploy.running import Runnable, Runner, first_line, library_problem
+from rmsnorm_deploy.run.inputs import OTHER_SIZE, Array, Feeds, adversarial_inputs, is_float, make_inputs
+from rmsnorm_deploy.run.runner import Runnable, Runner, first_line, library_problem
 
 FUSED = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"})
 OURS = frozenset(o.value for o in Op)

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "../common/check.h"
+#include "../contract/check.h"
 #include "../include/rms_norm.h"
 #include "table.h"
 

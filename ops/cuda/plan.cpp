@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../common/check.h"
+#include "../contract/check.h"
 
 namespace rmsnorm_deploy {
 namespace cuda {

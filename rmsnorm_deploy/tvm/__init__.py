@@ -16,9 +16,9 @@ try:
 except ImportError as error:
     raise MissingEnvironment("apache-tvm is not installed", "pip install 'rmsnorm-deploy[tvm]'") from error
 
-from rmsnorm_deploy.tvm.compile import Compiled, compile
-from rmsnorm_deploy.tvm.importer import import_onnx
-from rmsnorm_deploy.tvm.run import CompiledModel, load
-from rmsnorm_deploy.tvm.tune import Tuning, tune
+from rmsnorm_deploy.tvm.artefact.load import CompiledModel, load
+from rmsnorm_deploy.tvm.compiling import Compiled, compile
+from rmsnorm_deploy.tvm.importer.convert import import_onnx
+from rmsnorm_deploy.tvm.tuning.search import Tuning, tune
 
 __all__ = ["Compiled", "CompiledModel", "Tuning", "compile", "import_onnx", "load", "tune"]

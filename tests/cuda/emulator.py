@@ -61,7 +61,7 @@ def compile_units(ops, units, folder):
 def compile_host(ops, folder):
     """Object files of everything that is no kernel."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cpp", ops / "common" / "check.cpp"]
+    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cpp", ops / "contract" / "check.cpp"]
     for source in sources:
         _run(compiler(), *FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
     return [folder / f"{source.stem}.o" for source in sources]

@@ -175,7 +175,7 @@ FAULTS = [
 def test_a_planted_fault_is_caught(objects, fault, tmp_path):
     units, host = objects
     ops = tmp_path / "ops"
-    for folder in ("cuda", "common", "include"):
+    for folder in ("cuda", "contract", "include"):
         shutil.copytree(em.ROOT / "ops" / folder, ops / folder)
     source = ops / "cuda" / fault.file
     text = source.read_text()

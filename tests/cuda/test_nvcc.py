@@ -69,7 +69,7 @@ def parsed(logs, texts):
 
 def kept():
     """The folder of the library's own build with what nvcc wrote, if ``make venv`` made it since the last change."""
-    sources = [path for part in ("cuda", "common", "include") for path in (ROOT / "ops" / part).iterdir()]
+    sources = [path for part in ("cuda", "contract", "include") for path in (ROOT / "ops" / part).iterdir()]
     newest = max(path.stat().st_mtime for path in sources)
     for folder in (ROOT / "build").glob("*/CMakeFiles/rmsnorm_deploy.dir/cuda"):
         logs = [folder / f"{unit}.cu.o.report" for unit in UNITS]

@@ -13,7 +13,7 @@ from spellings.graph import NUMPY  # noqa: E402
 from spellings.norms import Spelling, build  # noqa: E402
 
 import rmsnorm_deploy  # noqa: E402
-from rmsnorm_deploy.reference import rms_norm  # noqa: E402
+from rmsnorm_deploy.op.reference import rms_norm  # noqa: E402
 
 SPELLINGS = {
     "plain_float32_opset11": Spelling(opset=11),

@@ -1,4 +1,4 @@
-// The kernels on sixteen lanes with masks, as kernels_avx512.cpp has them, for any machine: a lane at a time in plain
+// The kernels on sixteen lanes with masks, as isa/avx512.cpp has them, for any machine: a lane at a time in plain
 // C++. Stands in the place of the portable kernels, in a library that is built for tests only.
 #include <cmath>
 #include <cstdlib>
@@ -128,4 +128,4 @@ INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lan
 #define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kPortableKernels
 #define KERNEL_NAME "emulated16"
-#include "../../ops/cpu/kernels.h"
+#include "../../ops/cpu/isa/kernels.h"

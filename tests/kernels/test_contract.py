@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from rmsnorm_deploy.reference import rms_norm
-from rmsnorm_deploy.runtime import library_path
+from rmsnorm_deploy.op.reference import rms_norm
+from rmsnorm_deploy.run.session import library_path
 
 MAX_RANK = 16
 ALL = 2**63 - 1

@@ -13,11 +13,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import rmsnorm_deploy
-from rmsnorm_deploy import cuda, doctor, runtime
+from rmsnorm_deploy.check import doctor
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op, function_body
+from rmsnorm_deploy.run import nvidia
+from rmsnorm_deploy.run import session as runtime
 
-CUDA, PLUGIN = cuda.PROVIDERS
+CUDA, PLUGIN = nvidia.PROVIDERS
 CPU = "CPUExecutionProvider"
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "models" / "llama_float16.onnx"
 X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
@@ -84,12 +86,12 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def with_cuda(monkeypatch):
-    monkeypatch.setattr(cuda, "architectures", lambda library: ("80-real", "100"))
+    monkeypatch.setattr(nvidia, "architectures", lambda library: ("80-real", "100"))
 
 
 @pytest.fixture
 def without_cuda(monkeypatch):
-    monkeypatch.setattr(cuda, "architectures", lambda library: ())
+    monkeypatch.setattr(nvidia, "architectures", lambda library: ())
 
 
 @pytest.mark.parametrize("providers", [CUDA, PLUGIN, [CUDA], [(CUDA, {"device_id": 0}), CPU], (PLUGIN, CPU)])
@@ -148,7 +150,7 @@ def test_onnxruntimes_own_norms_keep_their_kernels_on_the_gpu(machine, with_cuda
 
 @pytest.mark.parametrize("able", [False, True])
 def test_devices_in_the_session_options_are_treated_as_a_gpu(machine, monkeypatch, proto, able):
-    monkeypatch.setattr(cuda, "architectures", lambda library: ("100",) if able else ())
+    monkeypatch.setattr(nvidia, "architectures", lambda library: ("100",) if able else ())
     monkeypatch.setattr(ort.SessionOptions, "has_providers", lambda self: True, raising=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -187,15 +189,15 @@ def test_onnxruntime_gives_every_fused_norm_to_the_provider_that_has_its_kernel(
 
 
 def test_architectures_of_what_is_no_library(tmp_path):
-    assert cuda.architectures(tmp_path / "no.so") == ()
+    assert nvidia.architectures(tmp_path / "no.so") == ()
     text = tmp_path / "text.so"
     text.write_text("no library")
-    assert cuda.architectures(text) == ()
+    assert nvidia.architectures(text) == ()
 
 
 def test_the_driver_is_asked(monkeypatch, tmp_path):
-    monkeypatch.setenv(cuda.DRIVER_VARIABLE, str(tmp_path / "no.so"))
-    assert cuda.driver() == cuda.Driver(None, (), "no NVIDIA driver is installed")
+    monkeypatch.setenv(nvidia.DRIVER_VARIABLE, str(tmp_path / "no.so"))
+    assert nvidia.driver() == nvidia.Driver(None, (), "no NVIDIA driver is installed")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def test_the_driver_is_asked(monkeypatch, tmp_path):
     ],
 )
 def test_doctor_says_what_runs_on_the_gpu(machine, monkeypatch, architectures, problem, says):
-    monkeypatch.setattr(cuda, "architectures", lambda library: architectures)
-    monkeypatch.setattr(cuda, "driver", lambda: cuda.Driver("13.0", () if problem else ("A GPU",), problem))
+    monkeypatch.setattr(nvidia, "architectures", lambda library: architectures)
+    monkeypatch.setattr(nvidia, "driver", lambda: nvidia.Driver("13.0", () if problem else ("A GPU",), problem))
     found = doctor.examine()
     assert found["runs"][f"fused models on {CUDA}"] == says
     assert found["library"]["cuda_architectures"] == list(architectures)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from native import Build, output_of
 
-from rmsnorm_deploy.runtime import library_path
+from rmsnorm_deploy.run.session import library_path
 
 CASES = [
     "rows",
@@ -52,7 +52,7 @@ def build(tmp_path_factory):
 def driver(build):
     build.make("rmsnorm_deploy_common")
     folder = build.folder / "CMakeFiles" / "rmsnorm_deploy_common.dir"
-    objects = sorted([*folder.glob("cpu/*.o"), *folder.glob("common/*.o")])
+    objects = sorted([*folder.glob("cpu/**/*.o"), *folder.glob("contract/*.o")])
     assert objects
     return build.program("far_end.cpp", *objects)
 

@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from rmsnorm_deploy import runtime
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+from rmsnorm_deploy.run import session as runtime
 
 X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
 WANTED = X / np.sqrt((X.astype(float) ** 2).mean(axis=1, keepdims=True))
@@ -193,7 +193,7 @@ def test_models_that_cannot_be_handed_over(proto):
 
 
 def test_importing_the_module_does_not_import_onnxruntime():
-    code = "import sys, rmsnorm_deploy.runtime; assert 'onnxruntime' not in sys.modules"
+    code = "import sys, rmsnorm_deploy.run.session; assert 'onnxruntime' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -86,7 +86,7 @@ def test_one_element_too_few_is_noticed(sanitized):
             "AddressSanitizer: heap-buffer-overflow",
         ),
         (
-            "common/check.cpp",
+            "contract/check.cpp",
             r"__builtin_mul_overflow\(result, shape\[i\], &result\)",
             "((result *= shape[i]), false)",
             "runtime error: signed integer overflow",
@@ -129,7 +129,7 @@ def test_nothing_is_left_behind(build, sanitized):
     if "LeakSanitizer has encountered a fatal error" in done.stderr:
         pytest.skip("this machine does not let LeakSanitizer trace the program; allow ptrace")
     clean(done)
-    with build.planted("ort/ops.cpp", r"\{ delete static_cast<Kernel\*>\(data\); \}", "{ (void)data; }"):
+    with build.planted("ort/ours/ops.cpp", r"\{ delete static_cast<Kernel\*>\(data\); \}", "{ (void)data; }"):
         done = run(build.folder / "concurrent", build.make("rmsnorm_deploy"), ASAN_OPTIONS="detect_leaks=1")
     assert done.returncode != 0
     assert "LeakSanitizer: detected memory leaks" in done.stderr, done.stderr
@@ -163,7 +163,7 @@ Plain chosen{nullptr};"""
         ("cpu/dispatch.cpp", r"std::atomic<const KernelTable\*> chosen\{nullptr\};", PLAIN),
         ("ort/register.cpp", r"const std::lock_guard<std::mutex> lock\(mutex\);", ""),
         (
-            "ort/ops.cpp",
+            "ort/ours/ops.cpp",
             r"(void compute\(const Kernel& kernel, KernelContext\* context\) \{)",
             r"\1 static int runs = 0; ++runs;",
         ),

@@ -8,13 +8,13 @@ import pytest
 from driver import Driver, build, run
 from test_contract import BF16, F16, F32, Call, cases, load, values
 
-from rmsnorm_deploy.runtime import library_path
+from rmsnorm_deploy.run.session import library_path
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "ops" / "cpu"
 SOURCES = [
     Path(__file__).with_name("kernels_emulated16.cpp"),
-    ROOT / "ops" / "common" / "check.cpp",
+    ROOT / "ops" / "contract" / "check.cpp",
     *sorted(set(CPU.glob("*.cpp")) - set(CPU.glob("kernels_*"))),
 ]
 # The rounding that the kernels rely on, and what compiles in seconds. No other file takes or returns a vector, so that

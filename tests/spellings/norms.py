@@ -144,7 +144,7 @@ class Spelling:
 
 @dataclasses.dataclass
 class Built:
-    """A model, and its meaning as arguments of ``rmsnorm_deploy.reference.rms_norm``."""
+    """A model, and its meaning as arguments of ``rmsnorm_deploy.op.reference.rms_norm``."""
 
     model: onnx.ModelProto
     scale: np.ndarray

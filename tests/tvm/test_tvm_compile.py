@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
-from rmsnorm_deploy.inputs import make_inputs
+from rmsnorm_deploy.run.inputs import make_inputs
 from rmsnorm_deploy.tvm import targets
 
 MODELS = sorted((Path(__file__).parent.parent.parent / "samples" / "models").glob("*.onnx"))

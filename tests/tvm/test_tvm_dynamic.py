@@ -11,8 +11,9 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.tvm import import_onnx, pipeline, targets
-from rmsnorm_deploy.tvm.importer import POSITIVE
+from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.tvm.importer.convert import POSITIVE
+from rmsnorm_deploy.tvm.passes import pipeline
 
 F32, F16, F64, I64, BOOL = (
     TensorProto.FLOAT,

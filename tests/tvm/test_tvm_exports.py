@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.inputs import make_inputs
+from rmsnorm_deploy.run.inputs import make_inputs
 
 EXPORTS = Path(__file__).parent / "data"
 CORPUS = os.environ.get("RMSNORM_DEPLOY_CORPUS")

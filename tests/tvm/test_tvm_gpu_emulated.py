@@ -14,8 +14,8 @@ from test_tvm_gpu_numbers import GpuKernels, within
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ import tvm as tvm_itself
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
-from rmsnorm_deploy.tvm import pipeline, targets
-from rmsnorm_deploy.tvm.importer import import_prepared
-from rmsnorm_deploy.tvm.prepare import prepared
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.importer.convert import import_prepared
+from rmsnorm_deploy.tvm.importer.prepare import prepared
+from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules import cpu, family, gpu
 
 MODELS = sorted((Path(__file__).parent.parent.parent / "samples" / "models").glob("*.onnx"))

@@ -14,8 +14,8 @@ from test_contract import BF16, COMBINATIONS, F16, F32, F64, Call, agrees, ulp, 
 from test_tvm_kernels import SHARED, TvmKernels
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 
 UNITS = 3.5
 """ULP that float32 may be off. OpenCL and WebGPU let a division alone be off by 2.5; all of it was seen off by 2.8."""

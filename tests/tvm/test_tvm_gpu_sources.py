@@ -16,9 +16,9 @@ from test_contract import BF16, F16, F32, F64
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.norm import DTYPES, ITEMSIZE, Norm
 from rmsnorm_deploy.tvm.schedules import gpu
-from rmsnorm_deploy.tvm.schedules.limits import LIMITS
+from rmsnorm_deploy.tvm.schedules.norm import DTYPES, ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.targets.limits import LIMITS
 
 KINDS = ["cuda", "opencl", "metal", "webgpu"]  # for ROCm, TVM writes machine code, with an installation of ROCm only
 BARRIER = r"__syncthreads\(\)|barrier\(CLK_LOCAL|threadgroup_barrier\(|workgroupBarrier\(\)"

@@ -18,8 +18,10 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import ALL_FEATURES, DOMAIN, NormParameters, Op, function_body
-from rmsnorm_deploy.tvm import converter_table, import_onnx, pipeline, targets
-from rmsnorm_deploy.tvm.norm import MARKER
+from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.tvm.importer import table
+from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.schedules.norm import MARKER
 
 OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("com.microsoft", 1)]
 
@@ -261,7 +263,7 @@ def test_weights_beside_the_file_are_found(tmp_path):
 
 
 def test_tvm_is_left_as_it_was_also_after_a_failure_and_from_several_threads():
-    original, names = onnx_frontend._get_convert_map, converter_table.names()
+    original, names = onnx_frontend._get_convert_map, table.names()
     warned = helper.make_node("Squeeze", ["x", "missing"], ["y"])
     bad = model([warned], [("x", F32, (4, 4))], [("y", F32, (4, 4))])
     good = model([helper.make_node("Relu", ["x"], ["y"])], [("x", F32, (4, 4))], [("y", F32, (4, 4))])
@@ -281,15 +283,15 @@ def test_tvm_is_left_as_it_was_also_after_a_failure_and_from_several_threads():
         t.join()
     assert [f is bad for f in failures] == [True, True]
     assert onnx_frontend._get_convert_map is original
-    assert converter_table.names() == names
+    assert table.names() == names
     assert sys.stdout is stdout
     assert not any(n.startswith("RmsNormDeploy") for n in names)
 
 
 def test_a_tvm_that_keeps_its_table_elsewhere_is_refused(monkeypatch):
-    monkeypatch.setattr(converter_table, "onnx_frontend", types.SimpleNamespace())
+    monkeypatch.setattr(table, "onnx_frontend", types.SimpleNamespace())
     with pytest.raises(MissingEnvironment, match="somewhere else"):
-        converter_table.names()
+        table.names()
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.FLOAT])

@@ -15,9 +15,9 @@ from tvm.target import codegen
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.norm import DTYPES as NAMES
-from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules.cpu import CpuSchedule, kernel
+from rmsnorm_deploy.tvm.schedules.norm import DTYPES as NAMES
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 
 
 class TvmKernels:

@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize("module", ["tvm", "tvm.relax"])
 def test_compile_says_what_to_install(module):
     code = (
-        f"import sys; sys.modules[{module!r}] = None; from rmsnorm_deploy.cli import main; "
+        f"import sys; sys.modules[{module!r}] = None; from rmsnorm_deploy.cli.app import main; "
         "sys.exit(main(['compile', 'm.onnx', '-o', 'c']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -19,12 +19,14 @@ from test_tvm_gpu_sources import norm_of
 from tvm_ffi.registry import remove_global_func
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op
-from rmsnorm_deploy.tvm import cubin, measure, targets
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.artefact import cubin
 from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.tuning import measure
 
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: it is in the CUDA toolkit")

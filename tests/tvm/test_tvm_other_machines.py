@@ -17,12 +17,14 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import tvm_ffi.libinfo
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import linking, measure, targets
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.artefact import linking
 from rmsnorm_deploy.tvm.schedules import cpu
+from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.tuning import measure
 
 TRIPLE = "aarch64-linux-gnu"
 COMPILER, EMULATOR = f"{TRIPLE}-g++", "qemu-aarch64"

@@ -12,9 +12,10 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import tvm
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import import_onnx, pipeline, targets
-from rmsnorm_deploy.tvm.norm import DTYPES, Norm
+from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.schedules.norm import DTYPES, Norm
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 

@@ -27,18 +27,21 @@ from fleet import LocalFleet, free_port, wait_until
 from odd_schedules import CRASHES, CRASHES_THE_COMPILER, HANGS, IS_REFUSED, SLOW, VERY_SLOW, WRONG, OddSchedule
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import measure, pipeline, targets, tuned
-from rmsnorm_deploy.tvm.machines import this_machine
-from rmsnorm_deploy.tvm.measure import Job
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules import cpu, gpu
-from rmsnorm_deploy.tvm.tuned import Entry, TuningLog, values_of
+from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets.machines import this_machine
+from rmsnorm_deploy.tvm.tuning import log as tuned
+from rmsnorm_deploy.tvm.tuning import measure
+from rmsnorm_deploy.tvm.tuning.log import Entry, TuningLog, values_of
+from rmsnorm_deploy.tvm.tuning.measure import Job
 
 # the function of that name hides the module
-tune_module = sys.modules["rmsnorm_deploy.tvm.tune"]
+tune_module = sys.modules["rmsnorm_deploy.tvm.tuning.search"]
 
 SIZE = 24
 
@@ -256,9 +259,9 @@ import rmsnorm_deploy.tvm
 SLOW, HANGS = odd_schedules.SLOW, odd_schedules.HANGS
 kinds = [SLOW, SLOW, HANGS] if sys.argv[3] == "hangs" else [SLOW, SLOW, SLOW]
 odd_schedules.chosen = [odd_schedules.OddSchedule(kind, i) for i, kind in enumerate(kinds)]
-for module in (sys.modules["rmsnorm_deploy.tvm.tune"], tuned, pipeline):
+for module in (sys.modules["rmsnorm_deploy.tvm.tuning.search"], tuned, pipeline):
     module.family = lambda target: odd_schedules
-from rmsnorm_deploy.cli import main
+from rmsnorm_deploy.cli.app import main
 sys.exit(main(["tune", sys.argv[1], "--log", sys.argv[2], "--rows", "2"]))
 """
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rmsnorm_deploy.tvm.schedules import cpu, gpu
-from rmsnorm_deploy.tvm.schedules.limits import LIMITS
+from rmsnorm_deploy.tvm.targets.limits import LIMITS
 
 
 def family(target: Any) -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmsnorm_deploy.tvm.norm import Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 
 
 def everything(shape: str) -> str:

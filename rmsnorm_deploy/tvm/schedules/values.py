@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmsnorm_deploy.tvm.norm import Norm
 from rmsnorm_deploy.tvm.schedules.arguments import Arguments
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 
 
 def indented(lines: list[str], by: int = 1) -> list[str]:

@@ -4,7 +4,7 @@
 
 #include "cpu/plan.h"
 #include "include/rms_norm.h"
-#include "ort/providers.h"
+#include "ort/ours/providers.h"
 
 namespace rmsnorm_deploy {
 

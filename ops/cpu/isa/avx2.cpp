@@ -1,0 +1,128 @@
+// The kernels for AVX2 with FMA and F16C. Compiled with those instructions switched on: nothing in this file may have
+// external linkage but the table, or a machine without them could be given code from here.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "../table.h"
+
+using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+
+constexpr int kLanes = 8;
+using Vector = __m256;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Vector set1(float value) { return _mm256_set1_ps(value); }
+
+// 16-bit values as they lie in memory.
+#define HAS_PUT_ROUNDED
+using Narrow = __m128i;
+INLINE Narrow load_narrow(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+INLINE void store_narrow(void* p, Narrow v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+INLINE void stream_narrow(void* p, Narrow v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
+INLINE Vector widen(Narrow v, const Half*) { return _mm256_cvtph_ps(v); }
+INLINE Vector widen(Narrow v, const Bfloat*) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+}
+
+INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
+template <typename T>
+INLINE Vector load(const T* p) {
+  return widen(load_narrow(p), p);
+}
+
+// The bits of v rounded to bfloat16, in the upper half of each word; the lower half holds rubbish.
+INLINE __m256i bfloat_in_upper_half(Vector v) {
+  const __m256i u = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  // Rounding a NaN could carry into the sign; it is made quiet instead.
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 is_nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet), is_nan));
+}
+
+INLINE Narrow narrow(Vector v, const Half*) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE Narrow narrow(Vector v, const Bfloat*) {
+  const __m256i words = _mm256_srli_epi32(bfloat_in_upper_half(v), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+
+INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+template <typename T>
+INLINE void store(T* p, Vector v) {
+  store_narrow(p, narrow(v, p));
+}
+
+// Past the caches; aligned to what is stored.
+INLINE void stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  stream_narrow(p, narrow(v, p));
+}
+INLINE void stream_end() { _mm_sfence(); }
+
+INLINE Vector rounded(Vector v, const float*) { return v; }
+INLINE Vector rounded(Vector v, const Half*) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE Vector rounded(Vector v, const Bfloat*) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm256_castsi256_ps(_mm256_and_si256(bfloat_in_upper_half(v), upper));
+}
+
+INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Vector square_add(Vector v, Vector total) { return _mm256_fmadd_ps(v, v, total); }
+
+// One double for each lane.
+struct Wide {
+  __m256d lower;
+  __m256d upper;
+};
+
+INLINE __m256d lower_half(Vector v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
+INLINE __m256d upper_half(Vector v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
+INLINE Wide wide_zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+INLINE Wide wide_add(Vector v, Wide total) {
+  return {_mm256_add_pd(lower_half(v), total.lower), _mm256_add_pd(upper_half(v), total.upper)};
+}
+// The square is rounded to float first, so that it overflows where float arithmetic does.
+INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+// The sums of four accumulators at once: added pairwise while they are transposed.
+#define HAS_TOTALS
+INLINE void wide_totals(const Wide* from, double* to) {
+  __m256d rows[4];
+  for (int k = 0; k < 4; ++k) rows[k] = _mm256_add_pd(from[k].lower, from[k].upper);
+  const __m256d a = _mm256_hadd_pd(rows[0], rows[1]);
+  const __m256d b = _mm256_hadd_pd(rows[2], rows[3]);
+  const __m256d halves = _mm256_permute2f128_pd(a, b, 0x20);
+  _mm256_storeu_pd(to, _mm256_add_pd(halves, _mm256_permute2f128_pd(a, b, 0x31)));
+}
+// The same additions in the same order, for one.
+INLINE double wide_sum(Wide w) {
+  const __m256d four = _mm256_add_pd(w.lower, w.upper);
+  const __m256d two = _mm256_hadd_pd(four, four);
+  return _mm_cvtsd_f64(_mm_add_sd(_mm256_castpd256_pd128(two), _mm256_extractf128_pd(two, 1)));
+}
+INLINE void square_roots(double* values) { _mm256_storeu_pd(values, _mm256_sqrt_pd(_mm256_loadu_pd(values))); }
+
+INLINE void wide_store(double* p, Wide w) {
+  _mm256_storeu_pd(p, w.lower);
+  _mm256_storeu_pd(p + 4, w.upper);
+}
+
+#define HAS_HALF_CONVERSION
+#define KERNEL_TABLE kAvx2Kernels
+#define KERNEL_NAME "avx2"
+#include "kernels.h"

@@ -1,0 +1,148 @@
+// The kernels for AVX-512 (F, BW, DQ, VL). Compiled with those instructions switched on: nothing in this file may have
+// external linkage but the table, or a machine without them could be given code from here.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "../table.h"
+
+using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+
+constexpr int kLanes = 16;
+using Vector = __m512;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Vector set1(float value) { return _mm512_set1_ps(value); }
+
+INLINE __m256i load_shorts(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+INLINE Vector widen_bfloats(__m256i shorts) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(shorts), 16));
+}
+
+INLINE Vector load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE Vector load(const Half* p) { return _mm512_cvtph_ps(load_shorts(p)); }
+INLINE Vector load(const Bfloat* p) { return widen_bfloats(load_shorts(p)); }
+
+// The bits of v rounded to bfloat16, in the upper half of each word; the lower half holds rubbish.
+INLINE __m512i bfloat_in_upper_half(Vector v) {
+  const __m512i u = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  // Rounding a NaN could carry into the sign; it is made quiet instead.
+  return _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+}
+
+INLINE __m256i narrow(Vector v, const Half*) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m256i narrow(Vector v, const Bfloat*) {
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat_in_upper_half(v), 16));
+}
+
+// 16-bit values as they lie in memory.
+#define HAS_PUT_ROUNDED
+using Narrow = __m256i;
+INLINE Vector widen(Narrow v, const Half*) { return _mm512_cvtph_ps(v); }
+INLINE Vector widen(Narrow v, const Bfloat*) { return widen_bfloats(v); }
+INLINE void store_narrow(void* p, Narrow v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+INLINE void stream_narrow(void* p, Narrow v) { _mm256_stream_si256(static_cast<__m256i*>(p), v); }
+
+INLINE void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+template <typename T>
+INLINE void store(T* p, Vector v) {
+  store_narrow(p, narrow(v, p));
+}
+
+// Past the caches; aligned to what is stored.
+INLINE void stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  stream_narrow(p, narrow(v, p));
+}
+INLINE void stream_end() { _mm_sfence(); }
+
+// The first `count` lanes, fewer than all; the others are read as zeros and left unwritten.
+#define HAS_MASKS
+INLINE __mmask16 first(std::int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
+INLINE Vector load_first(const float* p, std::int64_t count) { return _mm512_maskz_loadu_ps(first(count), p); }
+INLINE Vector load_first(const Half* p, std::int64_t count) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), p));
+}
+INLINE Vector load_first(const Bfloat* p, std::int64_t count) {
+  return widen_bfloats(_mm256_maskz_loadu_epi16(first(count), p));
+}
+INLINE void store_first(float* p, Vector v, std::int64_t count) { _mm512_mask_storeu_ps(p, first(count), v); }
+template <typename T>
+INLINE void store_first(T* p, Vector v, std::int64_t count) {
+  _mm256_mask_storeu_epi16(p, first(count), narrow(v, p));
+}
+
+INLINE Vector rounded(Vector v, const float*) { return v; }
+INLINE Vector rounded(Vector v, const Half* type) { return _mm512_cvtph_ps(narrow(v, type)); }
+INLINE Vector rounded(Vector v, const Bfloat*) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_castsi512_ps(_mm512_and_si512(bfloat_in_upper_half(v), upper));
+}
+
+INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Vector square_add(Vector v, Vector total) { return _mm512_fmadd_ps(v, v, total); }
+
+// One double for each lane.
+struct Wide {
+  __m512d lower;
+  __m512d upper;
+};
+
+INLINE __m512d lower_half(Vector v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
+INLINE __m512d upper_half(Vector v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
+INLINE Wide wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+INLINE Wide wide_add(Vector v, Wide total) {
+  return {_mm512_add_pd(lower_half(v), total.lower), _mm512_add_pd(upper_half(v), total.upper)};
+}
+// The square is rounded to float first, so that it overflows where float arithmetic does.
+INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+
+// The sums of eight accumulators at once: added pairwise while they are transposed.
+#define HAS_TOTALS
+INLINE __m512d pairs(__m512d a, __m512d b) { return _mm512_add_pd(_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)); }
+INLINE __m512d quarters(__m512d a, __m512d b) {
+  return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xdd));
+}
+INLINE void wide_totals(const Wide* from, double* to) {
+  __m512d rows[8];
+  for (int i = 0; i < 8; ++i) rows[i] = _mm512_add_pd(from[i].lower, from[i].upper);
+  const __m512d four = quarters(pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
+  const __m512d last = quarters(pairs(rows[4], rows[5]), pairs(rows[6], rows[7]));
+  _mm512_storeu_pd(to, quarters(four, last));
+}
+
+// The same additions in the same order, for one.
+INLINE double wide_sum(Wide w) {
+  __m512d v = _mm512_add_pd(w.lower, w.upper);
+  v = _mm512_add_pd(v, _mm512_permute_pd(v, 0x55));
+  v = _mm512_add_pd(v, _mm512_shuffle_f64x2(v, v, 0xb1));
+  v = _mm512_add_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
+  return _mm512_cvtsd_f64(v);
+}
+INLINE void square_roots(double* values) { _mm512_storeu_pd(values, _mm512_sqrt_pd(_mm512_loadu_pd(values))); }
+
+INLINE void wide_store(double* p, Wide w) {
+  _mm512_storeu_pd(p, w.lower);
+  _mm512_storeu_pd(p + 8, w.upper);
+}
+
+#define HAS_HALF_CONVERSION
+#define KERNEL_TABLE kAvx512Kernels
+#define KERNEL_NAME "avx512"
+#include "kernels.h"

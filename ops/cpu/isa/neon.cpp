@@ -1,0 +1,99 @@
+// The kernels for NEON, which every 64-bit ARM processor has. float16 by the conversions of the base architecture;
+// bfloat16, for which only later ones have instructions, by integer arithmetic.
+#include <arm_neon.h>
+
+#include <cstring>
+
+#include "../table.h"
+
+using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+
+constexpr int kLanes = 4;
+using Vector = float32x4_t;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Vector set1(float value) { return vdupq_n_f32(value); }
+
+INLINE Vector widen_halves(uint16x4_t shorts) { return vcvt_f32_f16(vreinterpret_f16_u16(shorts)); }
+
+INLINE Vector load(const float* p) { return vld1q_f32(p); }
+INLINE Vector load(const Half* p) { return widen_halves(vld1_u16(&p->bits)); }
+INLINE Vector load(const Bfloat* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+
+// The bits of v rounded to bfloat16, in the upper half of each word; the lower half holds rubbish.
+INLINE uint32x4_t bfloat_in_upper_half(Vector v) {
+  const uint32x4_t u = vreinterpretq_u32_f32(v);
+  const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+  const uint32x4_t up = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+  // Rounding a NaN could carry into the sign; it is made quiet instead.
+  return vbslq_u32(vceqq_f32(v, v), up, vorrq_u32(u, vdupq_n_u32(0x400000)));
+}
+
+INLINE uint16x4_t narrow(Vector v, const Half*) { return vreinterpret_u16_f16(vcvt_f16_f32(v)); }
+INLINE uint16x4_t narrow(Vector v, const Bfloat*) { return vshrn_n_u32(bfloat_in_upper_half(v), 16); }
+
+INLINE void store(float* p, Vector v) { vst1q_f32(p, v); }
+template <typename T>
+INLINE void store(T* p, Vector v) {
+  vst1_u16(&p->bits, narrow(v, p));
+}
+
+// Past the caches: there is no intrinsic for it.
+template <typename T>
+INLINE void stream(T* p, Vector v) {
+  store(p, v);
+}
+INLINE void stream_end() {}
+
+INLINE Vector rounded(Vector v, const float*) { return v; }
+INLINE Vector rounded(Vector v, const Half* type) { return widen_halves(narrow(v, type)); }
+INLINE Vector rounded(Vector v, const Bfloat*) {
+  return vreinterpretq_f32_u32(vandq_u32(bfloat_in_upper_half(v), vdupq_n_u32(0xffff0000u)));
+}
+
+INLINE Vector add(Vector a, Vector b) { return vaddq_f32(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return vdivq_f32(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+INLINE Vector square_add(Vector v, Vector total) { return vfmaq_f32(total, v, v); }
+
+// One double for each lane.
+struct Wide {
+  float64x2_t lower;
+  float64x2_t upper;
+};
+
+INLINE Wide wide_zero() { return {vdupq_n_f64(0), vdupq_n_f64(0)}; }
+INLINE Wide wide_add(Vector v, Wide total) {
+  return {vaddq_f64(vcvt_f64_f32(vget_low_f32(v)), total.lower), vaddq_f64(vcvt_high_f64_f32(v), total.upper)};
+}
+// The square is rounded to float first, so that it overflows where float arithmetic does.
+INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+INLINE double wide_sum(Wide w) { return vaddvq_f64(vaddq_f64(w.lower, w.upper)); }
+
+// The sums of two accumulators at once.
+#define HAS_TOTALS
+INLINE void wide_totals(const Wide* from, double* to) {
+  vst1q_f64(to, vpaddq_f64(vaddq_f64(from[0].lower, from[0].upper), vaddq_f64(from[1].lower, from[1].upper)));
+}
+INLINE void square_roots(double* values) { vst1q_f64(values, vsqrtq_f64(vld1q_f64(values))); }
+
+INLINE void wide_store(double* p, Wide w) {
+  vst1q_f64(p, w.lower);
+  vst1q_f64(p + 2, w.upper);
+}
+
+#define HAS_HALF_CONVERSION
+#define KERNEL_TABLE kNeonKernels
+#define KERNEL_NAME "neon"
+#include "kernels.h"

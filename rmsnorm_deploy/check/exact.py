@@ -1,0 +1,134 @@
+"""The same graph in float64: the truth that an original and its fused model are both judged by."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.run.inputs import Array, Feeds, is_float
+from rmsnorm_deploy.run.runner import Runnable, Runner
+
+NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+EVALUATOR_NODES = 200
+"""The reference evaluator is slow; larger graphs are left to onnxruntime."""
+LARGEST_WEIGHTS = 512 * 2**20
+"""float64 weights take up to four times the space; larger models are compared with the original only."""
+_TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "scale_type", "output_type")
+
+
+def in_float64(model: ModelProto) -> ModelProto:
+    """A copy of ``model`` in which every narrower float tensor, cast and declared type is float64.
+
+    Args:
+        model: with its weights in memory.
+    """
+    wide = ModelProto()
+    wide.CopyFrom(model)
+    _widen_graph(wide.graph)
+    for function in wide.functions:
+        for value in function.value_info:
+            if value.type.tensor_type.elem_type in NARROW:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+        for node in function.node:
+            _widen_node(node)
+    return wide
+
+
+def _widen_graph(graph: GraphProto) -> None:
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        if value.type.tensor_type.elem_type in NARROW:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for node in graph.node:
+        _widen_node(node)
+
+
+def _widen_node(node: NodeProto) -> None:
+    for attribute in list(node.attribute):
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        if attribute.HasField("g"):
+            _widen_graph(attribute.g)
+        for graph in attribute.graphs:
+            _widen_graph(graph)
+        # LayerNormalization accepts only float as stash_type
+        typed = (
+            attribute.name in _TYPE_ATTRIBUTES
+            and (node.domain in ("", DOMAIN))
+            and node.op_type != "LayerNormalization"
+        )
+        if typed and attribute.i in NARROW and not attribute.ref_attr_name:
+            attribute.i = TensorProto.DOUBLE
+        if (
+            node.op_type == "Constant"
+            and attribute.name in ("value_float", "value_floats")
+            and not attribute.ref_attr_name
+        ):
+            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
+            node.attribute.remove(attribute)
+            node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(value)))
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in NARROW:
+        tensor.CopyFrom(
+            numpy_helper.from_array(np.asarray(numpy_helper.to_array(tensor)).astype(np.float64), tensor.name)
+        )
+
+
+class Truth:
+    """Evaluates a model in float64, by onnxruntime where it has the kernels, else by onnx's reference evaluator.
+
+    Attributes:
+        how: what evaluates it; empty where nothing can, and then every evaluation is None.
+        why_not: the reason where nothing can.
+    """
+
+    def __init__(self, model: Runnable) -> None:
+        self.how = self.why_not = ""
+        self._runner: Runner | None = None
+        self._evaluator: ReferenceEvaluator | None = None
+        if model.weights > LARGEST_WEIGHTS:
+            self.why_not = f"the weights are larger than {LARGEST_WEIGHTS >> 20} MiB"
+            return
+        wide = in_float64(model.loaded())
+        try:
+            self._runner = Runner(Runnable(wide, None, None, 0), optimise=False)
+            self.how = "float64 in onnxruntime"
+            return
+        except Exception as error:  # onnxruntime lacks float64 kernels of many operators and says so in several types
+            self.why_not = f"onnxruntime cannot run the model in float64: {str(error).strip().splitlines()[0][:150]}"
+        if len(wide.graph.node) <= EVALUATOR_NODES:
+            try:
+                self._evaluator = ReferenceEvaluator(wide)
+                self.how = "float64 in onnx's reference evaluator"
+            except Exception:  # operators that it does not know
+                self._evaluator = None
+
+    def __call__(self, feeds: Feeds) -> list[Array] | None:
+        """The outputs in float64, or None."""
+        wide = {k: v.astype(np.float64) if is_float(v) else v for k, v in feeds.items()}
+        try:
+            if self._runner is not None:
+                return self._runner(wide)
+            if self._evaluator is not None:
+                return [np.asarray(v) for v in self._evaluator.run(None, wide)]
+        except Exception as error:  # a kernel that is missing only shows when it runs
+            self.why_not, self.how = str(error).strip().splitlines()[0][:150], ""
+        return None
+
+
+def by_definition(model: Runnable, feeds: Feeds) -> list[Array] | None:
+    """A small model evaluated with every rounding that it states, which onnxruntime's CPU provider leaves out.
+
+    None for larger models and where the evaluator lacks an operator.
+    """
+    if len(model.proto.graph.node) > EVALUATOR_NODES or model.weights > LARGEST_WEIGHTS:
+        return None
+    try:
+        return [np.asarray(v) for v in ReferenceEvaluator(model.loaded()).run(None, dict(feeds))]
+    except Exception:  # it raises whatever NumPy raises
+        return None

@@ -1,0 +1,179 @@
+"""Reading a model file: what is wrong with it in one sentence, and never its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.model.external import StrPath, external_reference, external_tensors, weight_file
+
+PROTOBUF_LIMIT = 2**31 - 1
+"""No protobuf message is larger than this, whatever writes it."""
+
+_MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+"""Field numbers of ModelProto and their wire types: what a top-level tag of an ONNX file may be."""
+
+_KNOWN_STARTS = {
+    b"\x89PNG": "a PNG picture",
+    b"PK\x03\x04": "a ZIP archive (a PyTorch checkpoint or a wheel, perhaps)",
+    b"\x1f\x8b": "a gzip archive",
+    b"\x80\x02": "a Python pickle",
+    b"\x80\x04": "a Python pickle",
+    b"\x89HDF": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+    b"ORTM": "an onnxruntime .ort file",
+    b"\x7fELF": "a program or library",
+    b"version https://git-lfs": "a Git LFS pointer, not the model itself",
+}
+
+
+def load_proto(path: StrPath) -> onnx.ModelProto:
+    """Read and check the model file at ``path``. External data are checked to be there, not read.
+
+    Args:
+        path: an ONNX model in protobuf form.
+
+    Raises:
+        ModelError: the file is missing, not a readable ONNX model, or refers to weight files that are missing, too
+            short, or outside its folder.
+    """
+    file = Path(path)
+    model = _parse(file, _read(file))
+    folder = file.parent
+    checked: dict[str, tuple[Path, int]] = {}
+    for tensor in external_tensors(model):
+        location, offset, length = external_reference(tensor)
+        if location not in checked:
+            found = weight_file(folder, location, tensor.name)
+            checked[location] = found, found.stat().st_size
+        found, size = checked[location]
+        if offset + length > size:
+            raise ModelError(
+                f"the weight file {found} is too short: tensor '{tensor.name}' needs bytes {offset} to "
+                f"{offset + length}, and it has {size}",
+                "It was cut off or belongs to another export; copy or export it again.",
+            )
+    return model
+
+
+def load_model(path: StrPath) -> ir.Model:
+    """Read the model file at ``path`` as an ``onnx_ir.Model`` whose external data stay where they are.
+
+    Args:
+        path: an ONNX model in protobuf form.
+
+    Raises:
+        ModelError: as :func:`load_proto`.
+    """
+    return to_ir(load_proto(path), path)
+
+
+def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
+    """``proto`` as an ``onnx_ir.Model``; tensors are shared, external data stay where they are and are not read.
+
+    Args:
+        proto: the model.
+        path: the file that it was read from, which external data are relative to; None where that is not known.
+
+    Raises:
+        ModelError: the graph contradicts itself.
+    """
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
+        where = "the graph" if path is None else f"the graph in {path}"
+        raise ModelError(f"{where} cannot be understood: {_first_line(error)}", _TRY_CHECKER) from error
+    if path is None or next(iter(external_tensors(proto)), None) is None:
+        return model
+    # an absolute folder: with an empty one onnx_ir switches its own containment checks off
+    ir.external_data.set_base_dir(model.graph, Path(path).parent.absolute())
+    return model
+
+
+_TRY_CHECKER = "See what onnx.checker.check_model(path) says; export the model again."
+
+
+def _read(file: Path) -> bytes:
+    if file.is_dir():
+        inside = sorted(p.name for p in file.glob("*.onnx"))
+        hint = f"Name the file in it: '{file / inside[0]}'." if inside else "Name an .onnx file."
+        raise ModelError(f"{file} is a folder, not a model file", hint)
+    if not file.exists():
+        what = "a link to nothing" if file.is_symlink() else "not there"
+        raise ModelError(f"the model {file} is {what}", "Check the path.")
+    if not file.is_file():
+        raise ModelError(f"{file} is not a regular file", "Name an .onnx file.")
+    try:
+        size = file.stat().st_size
+        if size > PROTOBUF_LIMIT:
+            raise ModelError(
+                f"{file} has {size / 2**30:.1f} GiB in one file, and no ONNX file can be larger than 2 GiB",
+                "Export it with external data: onnx.save(..., save_as_external_data=True).",
+            )
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}", "Check its permissions.") from error
+
+
+def _parse(file: Path, data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{file} is empty", "Export or download the model again.")
+    for start, what in _KNOWN_STARTS.items():
+        if data.startswith(start):
+            hint = "Run 'git lfs pull'." if "LFS" in what else "Name the .onnx file that the exporter wrote."
+            raise ModelError(f"{file} is {what}, not an ONNX model", hint)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError, which has no type stubs
+        if _is_cut_off(data):
+            raise ModelError(
+                f"{file} is cut off: it ends after {len(data)} bytes, in the middle of the model",
+                "The download or copy was not complete; repeat it.",
+            ) from error
+        raise ModelError(
+            f"{file} is not an ONNX model (not readable as protobuf)", "Name the .onnx file that the exporter wrote."
+        ) from error
+    # protobuf reads some files that are something else "successfully": every ONNX model has these
+    if not model.HasField("graph"):
+        raise ModelError(f"{file} has no graph, so it is not an ONNX model", "Export or download the model again.")
+    if not model.opset_import:
+        raise ModelError(f"{file} does not say which opset it uses", "Export the model again with a current exporter.")
+    return model
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether ``data`` begins as an ONNX model does and ends inside one of its fields."""
+    position, fields = 0, 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        if tag is None:
+            return fields > 0
+        if _MODEL_FIELDS.get(tag >> 3) != tag & 7:
+            return False
+        value, position = _varint(data, position)
+        if value is None:
+            return fields > 0
+        if tag & 7 == 2:
+            position += value
+        fields += 1
+    return position > len(data) and fields > 1
+
+
+def _varint(data: bytes, position: int) -> tuple[int | None, int]:
+    value = shift = 0
+    while position < len(data) and shift < 64:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    return None, position
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

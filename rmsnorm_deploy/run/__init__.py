@@ -1,0 +1,1 @@
+"""Running models in onnxruntime: the library of kernels, sessions, inputs."""

@@ -1,0 +1,1 @@
+"""The compiled folder: how it is written, and how it is run."""

@@ -1,0 +1,167 @@
+"""A compiled folder as a function; needs TVM's runtime, not the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
+from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.tvm.artefact import cubin, weights
+from rmsnorm_deploy.tvm.targets.device import device_for
+from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
+
+LIBRARY = "model.so"
+WEIGHTS = "model.params"
+DESCRIPTION = "model.json"
+SCHEMA_VERSION = 3
+
+Array = NDArray[Any]
+
+
+class CompiledModel:
+    """A compiled model: call it with ``{name: array}``, and it returns ``{name: array}``.
+
+    Attributes:
+        description: what ``model.json`` says: inputs, outputs, target, versions.
+    """
+
+    def __init__(self, description: dict[str, Any], main: Any, weights: Sequence[Any], device: Any) -> None:
+        self.description = description
+        self._main = main
+        self._weights = weights
+        self._device = device
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            feeds: an array for each input, of exactly its type and of a shape that it allows.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of another type or shape.
+        """
+        inputs = self.description["inputs"]
+        unknown = sorted(set(feeds) - {i["name"] for i in inputs})
+        if unknown:
+            raise UsageError(
+                f"the model has no input '{unknown[0]}'", f"It has: {', '.join(i['name'] for i in inputs)}."
+            )
+        sizes: dict[str, int] = {}
+        not_empty = set(self.description["not_empty"])
+        values = [tvm.runtime.tensor(_checked(i, feeds, sizes, not_empty), self._device) for i in inputs]
+        results = self.run_tensors(*values)
+        return {o["name"]: r.numpy() for o, r in zip(self.description["outputs"], results, strict=True)}
+
+    def run_tensors(self, *inputs: Any) -> Sequence[Any]:
+        """Run the model on TVM tensors that are on its device, without copies and without checks but TVM's own.
+
+        Args:
+            inputs: a ``tvm.runtime.Tensor`` for each input, in the order of ``description["inputs"]``.
+
+        Returns:
+            A new ``tvm.runtime.Tensor`` for each output, in their order.
+        """
+        results = self._main(*inputs, *self._weights)
+        return [results] if len(self.description["outputs"]) == 1 else list(results)
+
+
+def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str, int], not_empty: Set[str]) -> Array:
+    name = wanted["name"]
+    if name not in feeds:
+        raise UsageError(f"input '{name}' is missing", f"Its type is {wanted['type']}, its shape {wanted['shape']}.")
+    value = np.asarray(feeds[name])
+    dtype = np.dtype(ml_dtypes.bfloat16 if wanted["type"] == "bfloat16" else wanted["type"])
+    if value.dtype != dtype:
+        raise UsageError(f"input '{name}' is {value.dtype}, not {dtype}", "Convert it before the call.")
+    shape = wanted["shape"]
+    if shape is not None:
+        fits = len(shape) == value.ndim
+        for dim, size in zip(shape, value.shape, strict=False):
+            expected = dim if isinstance(dim, int) else size if dim == "?" else sizes.setdefault(dim, size)
+            fits = fits and expected == size
+        if not fits:
+            raise UsageError(
+                f"input '{name}' has shape {list(value.shape)}, not {shape}", "Equal names are equal sizes."
+            )
+        labels = [f"{name}[{i}]" if d == "?" else d for i, d in enumerate(shape)]
+        empty = [label for label, size in zip(labels, value.shape, strict=True) if size == 0 and label in not_empty]
+        if empty:
+            raise UsageError(f"dimension '{empty[0]}' of input '{name}' is 0", "This model needs at least one of it.")
+    return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
+
+
+def load(path: StrPath) -> CompiledModel:
+    """The model in a folder that :func:`rmsnorm_deploy.tvm.compile` wrote, for this process.
+
+    Raises:
+        ModelError: the folder is not one, or is incomplete.
+        MissingEnvironment: it was made by another release of TVM or for another architecture, or its device is not
+            there.
+    """
+    folder = Path(path)
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        version = description["schema_version"]
+        if version == SCHEMA_VERSION:
+            size = description["library"]["bytes"]
+            needed = {"tvm", "target", "inputs", "outputs", "not_empty", "weights", "mtriple"} - set(description)
+            if needed:
+                raise KeyError(*needed)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} is no compiled model: {DESCRIPTION} cannot be read", "Compile it again.") from error
+    if version != SCHEMA_VERSION:
+        raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
+    made_for = machine_of(description["mtriple"])
+    if made_for != this_machine():
+        raise MissingEnvironment(
+            f"{folder} was compiled for {made_for}, and this machine is {this_machine()}",
+            "Run it on such a machine, or compile it without --mtriple.",
+        )
+    if description["tvm"].split(".")[:2] != tvm.__version__.split(".")[:2]:
+        raise MissingEnvironment(
+            f"{folder} was made by TVM {description['tvm']}, and this is {tvm.__version__}", "Compile it again."
+        )
+    device = device_for(description["target"])
+    library = _library(folder, size)
+    if description["target"] == "cuda":
+        cubin.attach(library.imports[0], folder)
+    machine = tvm.relax.VirtualMachine(library, device)
+    values = weights.load(folder / WEIGHTS, description["weights"], device)
+    return CompiledModel(description, machine["main"], values, device)
+
+
+def _library(folder: Path, size: int) -> Any:
+    """The machine code in ``folder``; a part of a library would end the process."""
+    path = folder / LIBRARY
+    if not path.is_file():
+        raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
+    found = path.stat().st_size
+    if found != size:
+        raise ModelError(
+            f"{path} has {found} bytes instead of {size}", "Copy the whole folder again, or compile it again."
+        )
+    try:
+        return _opened(path.resolve())
+    except RuntimeError as error:
+        said = (str(error).strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"{path} cannot be loaded: {said}", "Compile it again, for this machine.") from error
+
+
+def _opened(path: Path) -> Any:
+    """The library at ``path``, also where another one was there when this process loaded it last.
+
+    The system's loader goes by the path: asked for one that it knows, it answers with what it has. So it gets a copy,
+    under a path that nobody used before; the weights, which are most of a model, are not in it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return tvm.runtime.load_module(str(shutil.copy(path, folder)))

@@ -1,0 +1,168 @@
+"""A model compiled into a folder that runs elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import tvm
+from onnx import ModelProto, ValueInfoProto, helper
+
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
+from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
+from rmsnorm_deploy.tvm.artefact.load import DESCRIPTION, LIBRARY, SCHEMA_VERSION, WEIGHTS
+from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
+from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
+from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
+from rmsnorm_deploy.tvm.tuning.log import TunedSchedules
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compilation made.
+
+    Attributes:
+        path: the folder.
+        target: TVM's name of the target.
+        mcpu: the CPU it is for.
+        mtriple: LLVM's triple of the machine it is for.
+        norms: norms in the model.
+        kernels: kernels that they share.
+        tuned: kernels whose schedule is from a log of tuning; None without one.
+        seconds: time taken.
+    """
+
+    path: Path
+    target: str
+    mcpu: str
+    mtriple: str
+    norms: int
+    kernels: int
+    tuned: int | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return dataclasses.asdict(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)}
+
+
+def compile(
+    model: StrPath | ModelProto | ir.Model,
+    target: str = "llvm",
+    mcpu: str | None = None,
+    *,
+    output: StrPath,
+    dump_ir: StrPath | None = None,
+    tuned: StrPath | None = None,
+    arch: str | None = None,
+    mtriple: str | None = None,
+) -> Compiled:
+    """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        target: ``llvm``, the CPU; or ``cuda``, ``rocm``, ``opencl``, ``metal``, ``webgpu``.
+        mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default, ``generic`` for another
+            architecture.
+        output: a folder that is not there yet; nothing appears there when something fails.
+        dump_ir: write the module there before the first pass and after each.
+        tuned: a log of :func:`rmsnorm_deploy.tvm.tune`; a norm that it lacks gets the default schedule.
+        arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
+        mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
+            linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
+
+    Raises:
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` is there already, or a
+            folder cannot be made.
+        ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
+        MissingEnvironment: there is no C++ compiler to link the library or it fails, no nvcc for ``cuda``, no ROCm for
+            ``rocm``, or no space.
+    """
+    started = time.perf_counter()
+    resolved = targets.resolve(target, mcpu, arch, mtriple)
+    architectures = targets.architectures(target, arch)
+    triple = targets.triple_of(resolved)
+    if target == "cuda":
+        cubin.find_nvcc()
+    linking.compiler(triple)
+    if tuned is not None and len(architectures) > 1:
+        raise UsageError(
+            f"a log of tuning is about one GPU, and this is for {', '.join(architectures)}", "Add '--arch GPU'."
+        )
+    folder = Path(output)
+    _check_free(folder)
+    schedules = None if tuned is None else TunedSchedules(tuned, resolved)
+    proto = prepared(model)
+    imported = import_prepared(proto)
+    norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
+    try:
+        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
+        module = weights.as_arguments(module)
+        with cubin.taken_out() as cuda_sources:
+            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
+    except RmsNormDeployError:
+        raise
+    except Exception as error:  # TVM's passes raise whatever comes
+        targets.explain(error, target)
+        text = (str(error).strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"TVM cannot compile the model: {text}", "--dump-ir DIR shows how far it came.") from error
+    kernels = sum("rms_norm_" in v.name_hint for v in module.get_global_vars())
+    description = {
+        "schema_version": SCHEMA_VERSION,
+        "target": target,
+        "mcpu": targets.cpu_of(resolved),
+        "mtriple": triple,
+        "architectures": list(architectures),
+        "tvm": tvm.__version__,
+        "norms": norms,
+        "kernels": kernels,
+        "inputs": [_value(v) for v in inputs_of(proto)],
+        "outputs": [_value(v) for v in proto.graph.output],
+        "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
+    }
+    values = weights.of(module)
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
+        made = Path(staging) / "made"
+        made.mkdir()
+        if cuda_sources:
+            cubin.detach(executable.mod, cuda_sources)
+            cubin.save(cuda_sources, architectures, made)
+        linking.export(executable, made / LIBRARY, triple)
+        description["library"] = {"bytes": (made / LIBRARY).stat().st_size}
+        description["weights"] = weights.save(values, made / WEIGHTS)
+        (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        made.rename(folder)
+    used = None if schedules is None else schedules.used
+    return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before the time for compiling is spent."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"the folder {parent} is not there", "Make it first.")
+    try:
+        tempfile.TemporaryDirectory(dir=parent, prefix=".compile-").cleanup()
+    except OSError as error:
+        raise UsageError(f"no folder can be made in {parent}: {error.strerror}", "Name another one.") from error
+
+
+def _value(value: ValueInfoProto) -> dict[str, Any]:
+    tensor = value.type.tensor_type
+    shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in tensor.shape.dim]
+    return {
+        "name": value.name,
+        "type": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type)),
+        "shape": shape if tensor.HasField("shape") else None,
+    }

@@ -1,0 +1,163 @@
+"""An ONNX model as TVM's importer can read it: fused, without local functions, its norms under names of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.model.external import StrPath, external_tensors
+from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.tvm.importer import table
+from rmsnorm_deploy.tvm.importer.expand import AI_ONNX, expanded, nodes_of
+
+CONTRIB = "com.microsoft"
+PREFIX = "RmsNormDeploy_"
+"""Before the operator's name, so that no foreign operator of the same name is taken for ours."""
+
+NORMS = {
+    **{(DOMAIN, op.value): op.value for op in Op},
+    **{
+        (domain, name): name
+        for name in ("RMSNormalization", "SimplifiedLayerNormalization")
+        for domain in (*AI_ONNX, CONTRIB)
+    },
+    (CONTRIB, "SkipSimplifiedLayerNormalization"): "SkipSimplifiedLayerNormalization",
+}
+"""Domain and name of every operator that becomes one of our kernels."""
+
+OWN = {
+    **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
+    (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+}
+"""Domain and name of every other operator that TVM lacks and that is converted here."""
+
+_CONTRIB_OF_TVM = frozenset(
+    ("BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization")
+)
+"""Operators of onnxruntime's own that TVM converts."""
+
+
+def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
+    """A fused copy of ``model`` that holds its weights, with every norm renamed to ``PREFIX`` + its name.
+
+    Raises:
+        ModelError: the model cannot be read or fused, or has operators that TVM cannot convert; all are named.
+        UsageError: the weights are in files of an unknown folder.
+    """
+    proto = _fused(model)
+    # ours would be inlined as well, and are to stay one operator
+    kept = [f for f in proto.functions if not (f.domain == DOMAIN and f.name in {op.value for op in Op})]
+    del proto.functions[:]
+    proto.functions.extend(kept)
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    proto = expanded(proto, lambda n: (n.domain, n.op_type) in {**NORMS, **OWN} or _convertible(n))
+    refused = []
+    for node in nodes_of(proto.graph):
+        if node.op_type == "Constant" and node.domain in AI_ONNX:
+            if not _normalise_constant(node):
+                refused.append(f"{_place(node)} (a Constant of strings or a sparse one)")
+        elif (node.domain, node.op_type) in NORMS:
+            reason = _unreadable_outputs(node)
+            if reason:
+                refused.append(f"{_place(node)} ({reason})")
+            node.op_type, node.domain = PREFIX + NORMS[node.domain, node.op_type], DOMAIN
+        elif (node.domain, node.op_type) in OWN:
+            node.op_type, node.domain = PREFIX + OWN[node.domain, node.op_type], DOMAIN
+        elif not _convertible(node):
+            refused.append(_place(node))
+    if refused:
+        raise ModelError(
+            f"TVM cannot import {len(refused)} node{'s' if len(refused) > 1 else ''}: {'; '.join(refused)}",
+            "Run the model in onnxruntime, or export it without these operators.",
+        )
+    _write_out_scalars(proto.graph)
+    if DOMAIN not in {o.domain for o in proto.opset_import}:
+        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return proto
+
+
+def _fused(model: StrPath | ModelProto | ir.Model) -> ModelProto:
+    result, _ = fuse(model)
+    if isinstance(result, ir.Model):
+        result = ir.to_proto(result)
+    copy = ModelProto()
+    copy.CopyFrom(result)
+    if next(iter(external_tensors(copy)), None) is not None:
+        folder = _folder(model)
+        if folder is None:
+            raise UsageError("the model's weights are in files of an unknown folder", "Give the model's path instead.")
+        onnx.external_data_helper.load_external_data_for_model(copy, str(folder))
+    return copy
+
+
+def _folder(model: StrPath | ModelProto | ir.Model) -> Path | None:
+    if isinstance(model, ModelProto):
+        return None
+    if isinstance(model, ir.Model):
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                return Path(value.const_value.base_dir or ".")
+        return None
+    return Path(model).parent
+
+
+def _place(node: NodeProto) -> str:
+    name = node.op_type if node.domain in AI_ONNX else f"{node.domain}::{node.op_type}"
+    where = node.name or next((o for o in node.output if o), "")
+    return f"{name} '{where}'"
+
+
+def _convertible(node: NodeProto) -> bool:
+    """Whether TVM converts the node, and into what it is: a foreign operator may share a standard one's name."""
+    if node.op_type not in table.names():
+        return False
+    if node.domain in AI_ONNX:
+        return True
+    return node.domain == CONTRIB and node.op_type in _CONTRIB_OF_TVM
+
+
+def _unreadable_outputs(node: NodeProto) -> str:
+    allowed = {"SkipSimplifiedLayerNormalization": (0, 3), "AddRMSNorm": (0, 1)}.get(node.op_type, (0,))
+    wrong = [o for i, o in enumerate(node.output) if o and i not in allowed]
+    return f"its output '{wrong[0]}', a statistic, cannot be had" if wrong else ""
+
+
+def _normalise_constant(node: NodeProto) -> bool:
+    """Give a Constant its ``value``: TVM reads no other attribute. False where that cannot be."""
+    (given,) = node.attribute
+    if given.name == "value":
+        return bool(given.t.data_type != TensorProto.STRING)
+    kinds = {"value_float": TensorProto.FLOAT, "value_floats": TensorProto.FLOAT}
+    kinds |= {"value_int": TensorProto.INT64, "value_ints": TensorProto.INT64}
+    if given.name not in kinds:
+        return False
+    value = helper.get_attribute_value(given)
+    scalar = not given.name.endswith("s")
+    tensor = helper.make_tensor(
+        node.output[0], kinds[given.name], [] if scalar else [len(value)], [value] if scalar else value
+    )
+    node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
+    return True
+
+
+def _write_out_scalars(graph: GraphProto) -> None:
+    """A ConstantOfShape of no dimensions as the Constant that it is: TVM makes a vector of it and then fails."""
+    empty = {t.name for t in graph.initializer if list(t.dims) == [0]}
+    for node in nodes_of(graph):
+        if node.op_type == "Constant" and list(node.attribute[0].t.dims) == [0]:
+            empty.add(node.output[0])
+        elif node.op_type == "ConstantOfShape" and node.input[0] in empty:
+            tensor = helper.make_tensor("value", TensorProto.FLOAT, [], [0.0])
+            if node.attribute:
+                tensor.CopyFrom(node.attribute[0].t)
+                del tensor.dims[:]
+            node.op_type = "Constant"
+            del node.input[:], node.attribute[:]
+            node.attribute.append(helper.make_attribute("value", tensor))

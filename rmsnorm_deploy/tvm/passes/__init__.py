@@ -1,0 +1,1 @@
+"""From an imported module to one that can be compiled."""

@@ -1,0 +1,108 @@
+"""The passes between an imported model and machine code: one list, in order, each of which can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from rmsnorm_deploy.errors import RmsNormDeployError, UsageError
+from rmsnorm_deploy.tvm.passes.lower import lowered
+from rmsnorm_deploy.tvm.passes.rest import schedule_rest
+from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
+from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets import is_gpu
+
+Tuned = Callable[[Norm], Any]
+"""A norm's tuned schedule, or None."""
+Pass = tuple[str, Callable[[Any], Any]]
+
+
+def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]:
+    """The pass that makes kernels of norms, with the schedule that was tuned or else the default for ``target``."""
+    schedules = family(target)
+
+    def lower(module: Any) -> Any:
+        refused: list[RmsNormDeployError] = []
+
+        def make(norm: Norm, most_values: int | None) -> Any:
+            schedule = None if tuned is None else tuned(norm)
+            try:
+                schedule = schedules.default(norm, target) if schedule is None else schedule
+                return schedules.kernel(norm, schedules.trimmed(norm, schedule, most_values))
+            except RmsNormDeployError as error:
+                refused.append(error)
+                raise
+
+        try:
+            return lowered(module, make)
+        except Exception:
+            if refused:  # on its way through TVM it became another
+                raise refused[0] from None
+            raise
+
+    return lower
+
+
+def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
+    """Every pass for ``target``, in the order in which they run."""
+    t = relax.transform
+    return [
+        ("lower_norms", lower_norms(target, tuned)),
+        ("dispatch_sampling", relax.backend.DispatchSampling()),
+        ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
+        ("legalize_operators", t.LegalizeOps()),
+        ("annotate_patterns", t.AnnotateTIROpPattern()),
+        ("fold_constants", t.FoldConstant()),
+        ("fuse_operators", t.FuseOps()),
+        ("fuse_kernels", t.FuseTIR()),
+        ("reshapes_without_copies", t.RewriteDataflowReshape()),
+        ("drop_unused_functions", t.DeadCodeElimination(["main"])),
+        *([("schedule_rest", schedule_rest())] if is_gpu(target) else []),
+        ("to_non_dataflow", t.ToNonDataflow()),
+        ("remove_purity_checking", t.RemovePurityChecking()),
+        ("call_kernels", t.CallTIRRewrite()),
+        ("plan_memory", t.StaticPlanBlockMemory()),
+        ("share_tensors", shared_tensors),
+        ("lower_allocations", t.LowerAllocTensor()),
+        ("free_after_last_use", t.KillAfterLastUse()),
+        ("drop_unread_tuples", without_unread_tuples),
+        ("lower_builtins", t.LowerRuntimeBuiltin()),
+        ("compute_sizes", t.ComputePrimValue()),
+        ("lower_shapes", t.VMShapeLower()),
+        ("name_functions", t.AttachGlobalSymbol()),
+    ]
+
+
+def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None) -> Any:
+    """``module`` through every pass.
+
+    Args:
+        module: from :func:`rmsnorm_deploy.tvm.importer.convert.import_onnx`.
+        target: from :func:`rmsnorm_deploy.tvm.targets.resolve`.
+        dump: write the module there as TVMScript, before the first pass and after each.
+        tuned: a norm's tuned schedule, or None for the default.
+
+    Raises:
+        UsageError: ``dump`` cannot be written.
+    """
+    if dump is not None:
+        _write(module, dump / "00_imported.py")
+    with target, tvm.transform.PassContext(opt_level=3):
+        for number, (name, step) in enumerate(passes(target, tuned), 1):
+            module = step(module)
+            if dump is not None:
+                _write(module, dump / f"{number:02}_{name}.py")
+    return module
+
+
+def _write(module: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(module.script(show_meta=False), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another folder for --dump-ir.") from error

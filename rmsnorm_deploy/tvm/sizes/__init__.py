@@ -1,0 +1,1 @@
+"""What is known about the sizes in a model before it runs."""

@@ -1,0 +1,244 @@
+"""The log of tuning: what was measured, for what target, and the schedule that came out for each norm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
+from rmsnorm_deploy.tvm.targets.machines import machine_of
+
+SCHEMA_VERSION = 2
+
+Values = dict[str, int]
+"""A schedule: its parameters, by name."""
+
+
+@dataclasses.dataclass
+class Measured:
+    """One schedule beside the default one.
+
+    Attributes:
+        schedule: what was measured.
+        discarded: why it is out of the question; empty where it is not. Then there are no figures.
+        microseconds: of one call, for each row count: the median of the turns.
+        default_microseconds: of the default schedule, in the same turns on the same device.
+        speedups: one for each turn: how many times as fast as the default, the geometric mean over row counts.
+        confirmed: measured again as the best one, in turns of their own; figures are those of both.
+    """
+
+    schedule: Values
+    discarded: str = ""
+    microseconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    default_microseconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    speedups: list[float] = dataclasses.field(default_factory=list)
+    confirmed: bool = False
+
+
+@dataclasses.dataclass
+class Entry:
+    """One norm.
+
+    Attributes:
+        norm: as a kernel sees it.
+        default: the default schedule of the release that measured.
+        state: ``searching`` (nothing is chosen yet), ``partial`` (chosen among some candidates) or ``complete``.
+        schedule: the one to use; None while searching.
+        speedup: of it, over the default.
+        noise: how far the default, beside itself, was off from 1.
+        candidates: what was measured or discarded, in order.
+    """
+
+    norm: Norm
+    default: Values
+    state: str = "searching"
+    schedule: Values | None = None
+    speedup: float = 1.0
+    noise: float = 0.0
+    candidates: list[Measured] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class TuningLog:
+    """The file.
+
+    Attributes:
+        target: TVM's name of the target.
+        machine: architecture of the CPU, such as ``aarch64``; empty for a GPU.
+        cpu: LLVM's name of the CPU, or the architecture of a GPU.
+        tvm: release of TVM.
+        device: what measured: ``local``, for a GPU with its name, or the tracker's key of a fleet.
+        threads: that TVM had there; 0 for a GPU, and for a fleet, whose devices have their own.
+        rows: the row counts that were measured.
+        entries: one for each norm.
+    """
+
+    target: str
+    machine: str
+    cpu: str
+    tvm: str
+    device: str
+    threads: int
+    rows: list[int]
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+
+    @property
+    def processor(self) -> str:
+        """What it is for, in words."""
+        return " ".join(word for word in (self.target, self.machine, self.cpu) if word)
+
+    def entry(self, norm: Norm) -> Entry | None:
+        """The entry of ``norm``."""
+        return next((e for e in self.entries if e.norm == norm), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        entries = [
+            {"name": e.norm.name, "norm": _norm_to_dict(e.norm)}
+            | {k: v for k, v in dataclasses.asdict(e).items() if k != "norm"}
+            for e in self.entries
+        ]
+        head = {k: v for k, v in vars(self).items() if k != "entries"}
+        return {"schema_version": SCHEMA_VERSION, **head, "norms": entries}
+
+    def write(self, path: Path) -> None:
+        """Write the file: whoever reads it finds the old or the new one, never half of it."""
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(temporary, path)  # noqa: PTH105
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise UsageError(f"the log {path} cannot be written: {error.strerror}", "Name another one.") from error
+
+
+def cpu_of(target: Any) -> str:
+    """What distinguishes targets of one kind: the CPU, or the GPU's architecture."""
+    attributes = target.attrs
+    return str(attributes.get("mcpu") or attributes.get("arch") or "")
+
+
+def cpu_machine_of(target: Any) -> str:
+    """The architecture of the CPU, where it is the target: names such as ``generic`` are in use by several."""
+    return "" if targets.is_gpu(target) else machine_of(targets.triple_of(target))
+
+
+def read(path: StrPath) -> TuningLog:
+    """The log at ``path``.
+
+    Raises:
+        ModelError: it cannot be read, or is none.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ModelError(f"the log {path} cannot be read: {why}", "'rmsnorm-deploy tune' writes one.") from error
+    try:
+        data = json.loads(text)
+        version = data["schema_version"]
+        if version == SCHEMA_VERSION:
+            entries = [
+                Entry(
+                    **{k: v for k, v in e.items() if k not in ("name", "norm", "candidates")},
+                    norm=_norm_from_dict(e["norm"]),
+                    candidates=[Measured(**m) for m in e["candidates"]],
+                )
+                for e in data["norms"]
+            ]
+            head = {k: v for k, v in data.items() if k not in ("schema_version", "norms")}
+            return TuningLog(**head, entries=entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is no log of tuning", "'rmsnorm-deploy tune' writes one.") from error
+    raise ModelError(f"{path} has format {version}, and this release reads {SCHEMA_VERSION}", "Tune again.")
+
+
+class TunedSchedules:
+    """The schedules of a log, as :mod:`rmsnorm_deploy.tvm.passes.pipeline` asks for them.
+
+    Attributes:
+        used: how many norms had one.
+    """
+
+    def __init__(self, path: StrPath, target: Any) -> None:
+        """Read them.
+
+        Args:
+            path: of the log.
+            target: the ``tvm.target.Target`` that is compiled for.
+
+        Raises:
+            UsageError: the log is for another target.
+            ModelError: it cannot be read, is none, or has the schedules of another release.
+        """
+        log = read(path)
+        check_target(log, path, target)
+        self._schedules = {
+            e.norm: schedule_of(e.schedule, type(family(target).default(e.norm, target)), path)
+            for e in log.entries
+            if e.schedule is not None
+        }
+        self.used = 0
+
+    def __call__(self, norm: Norm) -> Any:
+        """The schedule of ``norm``, or None where the log has none."""
+        schedule = self._schedules.get(norm)
+        self.used += schedule is not None
+        return schedule
+
+
+def check_target(log: TuningLog, path: StrPath, target: Any) -> None:
+    """Refuse a log for another target.
+
+    Raises:
+        UsageError: with what to do about it.
+    """
+    here = TuningLog(str(target.kind.name), cpu_machine_of(target), cpu_of(target), "", "", 0, [])
+    if (log.target, log.machine, log.cpu) == (here.target, here.machine, here.cpu):
+        return
+    triple = f" --mtriple {log.machine}-linux-gnu" if log.machine != here.machine and log.machine else ""
+    cpu = f" {'--arch' if log.target != 'llvm' else '--mcpu'} {log.cpu}" if log.cpu else ""
+    raise UsageError(
+        f"the log {path} is for {log.processor}, and this is {here.processor}",
+        f"Add '--target {log.target}{triple}{cpu}', or use another log.",
+    )
+
+
+def schedule_of(values: Values, kind: type, path: StrPath) -> Any:
+    """The schedule with these parameters.
+
+    Raises:
+        ModelError: ``kind`` has others, so that the log at ``path`` is from another release, or other values.
+    """
+    if {f.name for f in dataclasses.fields(kind)} != set(values) or not all(type(v) is int for v in values.values()):
+        raise ModelError(f"the schedules in {path} are those of another release", "Tune again, with a new log.")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ModelError(f"in {path}, {error}", "Tune again, with a new log.") from error
+
+
+def values_of(schedule: Any) -> Values:
+    """The parameters of a schedule."""
+    return dict(dataclasses.asdict(schedule))
+
+
+def _norm_to_dict(norm: Norm) -> dict[str, Any]:
+    return {**vars(norm), "parameters": json.loads(to_text(norm.parameters))}
+
+
+def _norm_from_dict(values: dict[str, Any]) -> Norm:
+    return Norm(**{**values, "parameters": from_text(json.dumps(values["parameters"]))})
