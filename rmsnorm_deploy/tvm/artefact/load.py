@@ -19,6 +19,7 @@ from rmsnorm_deploy.model.external import StrPath
 from rmsnorm_deploy.tvm.artefact import cubin, weights
 from rmsnorm_deploy.tvm.targets.device import device_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
+from rmsnorm_deploy.tvm.targets.registry import GPUS
 
 LIBRARY = "model.so"
 WEIGHTS = "model.params"
@@ -133,7 +134,8 @@ def load(path: StrPath) -> CompiledModel:
         )
     device = device_for(description["target"])
     library = _library(folder, size)
-    if description["target"] == "cuda":
+    gpu = GPUS.get(description["target"])
+    if gpu is not None and gpu.kernels_beside:
         cubin.attach(library.imports[0], folder)
     machine = tvm.relax.VirtualMachine(library, device)
     values = weights.load(folder / WEIGHTS, description["weights"], device)

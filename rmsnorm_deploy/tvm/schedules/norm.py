@@ -67,7 +67,7 @@ class Norm:
     @property
     def adds(self) -> bool:
         """Whether a residual comes in and the sum goes out."""
-        return self.parameters.op is Op.ADD_RMS_NORM
+        return "residual" in self.parameters.op.inputs
 
     @property
     def bytes_moved(self) -> int:
@@ -77,15 +77,15 @@ class Norm:
     @property
     def biased(self) -> bool:
         """Whether a bias is added."""
-        return self.parameters.op is Op.GENERAL_RMS_NORM
+        return "bias" in self.parameters.op.inputs
 
     @property
     def name(self) -> str:
-        """A name for the kernel; equal norms have equal names, others may share one."""
+        """A name for the kernel. Equal norms have equal names; different norms can have the same name."""
         layout = "columns" if self.columns else "rows"
         size = "any" if self.size is None else str(self.size)
-        op = {Op.RMS_NORM: "rms_norm", Op.ADD_RMS_NORM: "add_rms_norm", Op.GENERAL_RMS_NORM: "general_rms_norm"}
-        return f"{op[self.parameters.op]}_{layout}_{size}_{self.dtype}"
+        op = self.parameters.op.value.replace("RMSNorm", "_rms_norm").lstrip("_").lower()
+        return f"{op}_{layout}_{size}_{self.dtype}"
 
 
 def to_text(parameters: NormParameters) -> str:
