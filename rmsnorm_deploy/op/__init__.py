@@ -3,10 +3,8 @@
 from rmsnorm_deploy.op.definition import (
     ALL_FEATURES,
     DOMAIN,
-    FLOAT_TYPES,
     MIN_IR_VERSION,
     MIN_OPSET,
-    SIXTEEN_BIT,
     VERSION,
     NormParameters,
     Op,
@@ -17,6 +15,7 @@ from rmsnorm_deploy.op.definition import (
     register_schemas,
     schemas,
 )
+from rmsnorm_deploy.op.dtypes import FLOAT_TYPES, SIXTEEN_BIT
 
 __all__ = [
     "ALL_FEATURES",

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
+from rmsnorm_deploy.op.dtypes import FLOAT_TYPES, TYPES
+
 DOMAIN = "rmsnorm_deploy"
 VERSION = 1
 """Version of the domain. Version 1 never changes its meaning: fused files must run for ever."""
@@ -35,15 +37,6 @@ MIN_IR_VERSION = 8
 """Oldest IR version that has model-local functions."""
 ALL_FEATURES = 2**63 - 1
 """``partial_size`` of a norm whose statistic covers every feature."""
-
-FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_TYPE_STRINGS = {
-    TensorProto.FLOAT: "tensor(float)",
-    TensorProto.FLOAT16: "tensor(float16)",
-    TensorProto.BFLOAT16: "tensor(bfloat16)",
-    TensorProto.DOUBLE: "tensor(double)",
-}
 
 
 class Op(str, enum.Enum):
@@ -219,8 +212,8 @@ def schemas() -> list[onnx.defs.OpSchema]:
             inputs=[parameter(name, kinds.get(name, "T"), _INPUT_DOCS[name]) for name in op.inputs],
             outputs=[parameter(name, "T", _OUTPUT_DOCS[name]) for name in op.outputs],
             type_constraints=[
-                ("T", [_TYPE_STRINGS[t] for t in FLOAT_TYPES], "Type of X and Y."),
-                ("S", [_TYPE_STRINGS[t] for t in FLOAT_TYPES], "Type of scale and bias: T or float."),
+                ("T", [t.onnx_name for t in TYPES], "Type of X and Y."),
+                ("S", [t.onnx_name for t in TYPES], "Type of scale and bias: T or float."),
             ],
             attributes=[
                 onnx.defs.OpSchema.Attribute(

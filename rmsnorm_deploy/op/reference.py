@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from rmsnorm_deploy.op import ALL_FEATURES
+from rmsnorm_deploy.op.dtypes import float_type
 
 Array = NDArray[Any]
-
-_DTYPES: dict[int, Any] = {
-    TensorProto.FLOAT: np.float32,
-    TensorProto.FLOAT16: np.float16,
-    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
-    TensorProto.DOUBLE: np.float64,
-}
 
 
 def dtype_of(data_type: int) -> np.dtype[Any]:
     """The NumPy type of an ``onnx.TensorProto`` data type."""
-    dtype: np.dtype[Any] = np.dtype(_DTYPES[data_type])
-    return dtype
+    return float_type(data_type).dtype
 
 
 def _rounded(value: Array, data_type: int, stash_type: int) -> Array:

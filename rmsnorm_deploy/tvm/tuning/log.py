@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.errors import ModelError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of

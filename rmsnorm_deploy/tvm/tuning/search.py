@@ -13,7 +13,7 @@ import tvm
 from onnx import ModelProto
 
 from rmsnorm_deploy.errors import UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.importer.convert import import_onnx
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules.norm import Norm
