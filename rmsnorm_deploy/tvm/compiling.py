@@ -13,7 +13,8 @@ import onnx_ir as ir
 import tvm
 from onnx import ModelProto, ValueInfoProto, helper
 
-from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, last_line
+from rmsnorm_deploy.model.atomic import staging
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
@@ -112,8 +113,9 @@ def compile(
         raise
     except Exception as error:  # TVM's passes raise whatever comes
         explain(error, target)
-        text = (str(error).strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"TVM cannot compile the model: {text}", "--dump-ir DIR shows how far it came.") from error
+        raise ModelError(
+            f"TVM cannot compile the model: {last_line(error)}", "--dump-ir DIR shows how far it came."
+        ) from error
     kernels = sum("rms_norm_" in v.name_hint for v in module.get_global_vars())
     description = {
         "schema_version": SCHEMA_VERSION,
@@ -129,8 +131,8 @@ def compile(
         "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
     }
     values = weights.of(module)
-    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
-        made = Path(staging) / "made"
+    with staging(folder) as stage:
+        made = stage.folder / "made"
         made.mkdir()
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
@@ -139,7 +141,7 @@ def compile(
         description["library"] = {"bytes": (made / LIBRARY).stat().st_size}
         description["weights"] = weights.save(values, made / WEIGHTS)
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        made.rename(folder)
+        stage.publish(made, folder)
     used = None if schedules is None else schedules.used
     return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
 

@@ -185,7 +185,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_stays(small, tmp_path):
 
 
 def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
-    with pytest.raises(ModelError, match=r"no compiled model"):
+    with pytest.raises(ModelError, match=r"not a compiled model"):
         tvm.load(tmp_path)
     said = json.loads((small / "c" / "model.json").read_text())
     for change, error in (
@@ -197,7 +197,7 @@ def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
         with pytest.raises(error, match=r"format 99|made by TVM 0.1.0|lacks model.so"):
             tvm.load(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps({"schema_version": said["schema_version"]}))
-    with pytest.raises(ModelError, match="no compiled model"):
+    with pytest.raises(ModelError, match="not a compiled model"):
         tvm.load(tmp_path)
 
 

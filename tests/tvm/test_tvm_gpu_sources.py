@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 from rmsnorm_deploy.op import Op
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES, ITEMSIZE
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import resolve
 from tests.support.contract import BF16, F16, F32, F64
@@ -34,7 +34,7 @@ def body_of(kind, norm, schedule=None):
 
 
 def types_of(kind):
-    return [t for t in (F32, F16, BF16) if DTYPES[t] in GPUS[kind].dtypes]
+    return [t for t in (F32, F16, BF16) if float_type(t).name in GPUS[kind].dtypes]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +85,7 @@ def test_the_widest_accesses(kind, dtype):
         body = body_of(kind, norm_of(size, dtype))
         assert re.search(VECTORS[kind, dtype], body), body
         assert GpuSchedules(GPUS[kind]).default(norm_of(size, dtype)).lanes == min(
-            GPUS[kind].vector_lanes, 16 // ITEMSIZE[DTYPES[dtype]]
+            GPUS[kind].vector_lanes, 16 // float_type(dtype).itemsize
         )
 
 
@@ -108,7 +108,7 @@ def test_blocks_within_the_limits(kind):
                     threads = s.threads * s.rows
                     assert threads <= gpu.threads
                     assert threads % 32 == 0  # whole warps: every thread takes part in every exchange
-                    assert s.lanes * ITEMSIZE[DTYPES[dtype]] <= gpu.vector_bytes
+                    assert s.lanes * float_type(dtype).itemsize <= gpu.vector_bytes
                     shared = 4 * s.rows * (s.threads if s.warp == 1 else math.ceil(s.threads / s.warp))
                     assert 2 * shared <= SHARED_BYTES
                     if size:

@@ -12,9 +12,10 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import tvm
 
 from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm import import_onnx
 from rmsnorm_deploy.tvm.passes import pipeline
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.resolve import resolve
 
@@ -65,7 +66,7 @@ def test_a_chain_has_one_tensor_object_for_each_place_in_memory(shape):
 )
 @pytest.mark.parametrize("columns", [False, True])
 def test_scratch_is_on_the_stack(op, dtype, stash, size, columns):
-    norm = Norm(NormParameters(op, dtype, stash_type=stash, scale_type=stash), DTYPES[dtype], size, columns)
+    norm = Norm(NormParameters(op, dtype, stash_type=stash, scale_type=stash), float_type(dtype).name, size, columns)
     target = resolve("llvm")
     schedules = schedules_for(target)
     # a sum that goes past the caches is held in scratch of any length

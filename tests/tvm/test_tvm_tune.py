@@ -407,10 +407,10 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no log of tuning"),
-        ("[1]", "no log of tuning"),
+        ("", "not a log of tuning"),
+        ("[1]", "not a log of tuning"),
         ('{"schema_version": 9}', "has format 9"),
-        ('{"schema_version": 2, "norms": [{}]}', "no log of tuning"),
+        ('{"schema_version": 2, "norms": [{}]}', "not a log of tuning"),
         (None, "cannot be read"),
     ],
 )

@@ -33,11 +33,11 @@ class Gpu:
     Attributes:
         kind: TVM's name of the target.
         name: what the programming interface is called.
+        runtime: what to do where TVM has no runtime for it.
         dtypes: types that its language can compute with or store.
         vector_bytes: the widest access to memory.
         vector_lanes: most values in one access.
         threads: most threads in a block.
-        runtime: what to do where TVM has no runtime for it.
         warp: threads that exchange values without memory, on every such device; 1 where the language cannot do that.
         shuffle_bits: most bits that one such exchange moves.
         shuffles_by_xor: whether threads can exchange values with those whose place differs in one bit.
@@ -56,11 +56,11 @@ class Gpu:
 
     kind: str
     name: str
-    dtypes: tuple[str, ...]
-    vector_bytes: int
-    vector_lanes: int
-    threads: int
     runtime: str
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "float64")
+    vector_bytes: int = 16
+    vector_lanes: int = 8
+    threads: int = 256
     warp: int = 1
     shuffle_bits: int = 32
     shuffles_by_xor: bool = False

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.model import atomic
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
@@ -112,18 +111,7 @@ class TuningLog:
 
     def write(self, path: Path) -> None:
         """Write the file: whoever reads it finds the old or the new one, never half of it."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(temporary, path)  # noqa: PTH105
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise UsageError(f"the log {path} cannot be written: {error.strerror}", "Name another one.") from error
+        atomic.write(path, (json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n").encode())
 
 
 def cpu_of(target: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from rmsnorm_deploy.errors import last_line
 from rmsnorm_deploy.tvm.artefact import cubin, linking
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.protocol import Schedules
@@ -85,7 +86,7 @@ def build(job: Job) -> Outcome:
     try:
         _libraries(job)
     except Exception as error:  # from the schedule to the linker
-        return Outcome(unfit=f"does not compile: {_last_line(error)}")
+        return Outcome(unfit=f"does not compile: {_said(error)}")
     return Outcome()
 
 
@@ -106,12 +107,12 @@ def measure(job: Job, remote: bool) -> Outcome:
         if "RPCSessionTimeoutError" in str(error):
             return Outcome(unfit=f"took longer than {job.seconds:g} s")
         if remote and not _alive(session):
-            return Outcome(lost=_last_line(error))
-        return Outcome(unfit=f"does not run: {_last_line(error)}")
+            return Outcome(lost=_said(error))
+        return Outcome(unfit=f"does not run: {_said(error)}")
 
 
-def _last_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[-1]}"
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {last_line(error)}"
 
 
 def _alive(session: Any) -> bool:

@@ -8,12 +8,13 @@ from typing import Any
 
 from tvm.target import codegen
 
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.cpu.any_size import AnySize
 from rmsnorm_deploy.tvm.schedules.cpu.columns import Columns
 from rmsnorm_deploy.tvm.schedules.cpu.rows import Rows
 from rmsnorm_deploy.tvm.schedules.cpu.streaming import Streaming
 from rmsnorm_deploy.tvm.schedules.cpu.writer import ALWAYS_SERIAL, CpuSchedule, Writer
-from rmsnorm_deploy.tvm.schedules.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.protocol import Refusal, Schedules
 
 BATCH_BYTES = 16384
@@ -42,7 +43,7 @@ class CpuSchedules(Schedules[CpuSchedule]):
 
     def default(self, norm: Norm) -> CpuSchedule:
         """See the protocol."""
-        row, batch = (norm.size or BATCH_BYTES) * ITEMSIZE[norm.dtype], 1
+        row, batch = (norm.size or BATCH_BYTES) * float_type(norm.dtype).itemsize, 1
         while batch < MOST_BATCH and 2 * batch * row <= BATCH_BYTES:
             batch *= 2
         # summing side by side pays where there is enough to sum

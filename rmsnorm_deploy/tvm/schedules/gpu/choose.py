@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.gpu.columns import Columns
 from rmsnorm_deploy.tvm.schedules.gpu.grid import GpuSchedule
 from rmsnorm_deploy.tvm.schedules.gpu.kept import Kept
 from rmsnorm_deploy.tvm.schedules.gpu.streamed import Streamed
-from rmsnorm_deploy.tvm.schedules.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.protocol import Refusal, Schedules
 from rmsnorm_deploy.tvm.targets.gpu import Gpu
 
@@ -92,12 +93,12 @@ class GpuSchedules(Schedules[GpuSchedule]):
 
     def _warp(self, norm: Norm) -> int:
         """Threads of a warp where they can exchange values of the statistic's type, else 1."""
-        return self.gpu.warp if 8 * ITEMSIZE[norm.stash] <= self.gpu.shuffle_bits else 1
+        return self.gpu.warp if 8 * float_type(norm.stash).itemsize <= self.gpu.shuffle_bits else 1
 
     def _widest(self, norm: Norm) -> int:
         """Lanes of the widest access that divides a row, so that every row begins where one may."""
         assert norm.size is not None
-        lanes = min(self.gpu.vector_lanes, self.gpu.vector_bytes // ITEMSIZE[norm.dtype])
+        lanes = min(self.gpu.vector_lanes, self.gpu.vector_bytes // float_type(norm.dtype).itemsize)
         while norm.size % lanes:
             lanes //= 2
         return lanes
@@ -121,7 +122,7 @@ class GpuSchedules(Schedules[GpuSchedule]):
     def _arranged(self, norm: Norm, lanes: int, threads: int) -> GpuSchedule:
         assert norm.size is not None
         vectors = -(-norm.size // (lanes * threads))
-        kept = vectors * lanes * ITEMSIZE[norm.dtype]
+        kept = vectors * lanes * float_type(norm.dtype).itemsize
         if kept > KEPT_BYTES:
             return GpuSchedule(lanes, threads, 0, max(1, 32 // threads), self._warp(norm))
         ahead = int(kept <= KEPT_BYTES // 2)

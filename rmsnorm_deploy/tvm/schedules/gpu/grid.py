@@ -12,8 +12,9 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.gpu.values import GpuValues
-from rmsnorm_deploy.tvm.schedules.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import indented, tree
 from rmsnorm_deploy.tvm.targets.gpu import Gpu
 
@@ -105,7 +106,7 @@ class Grid(GpuValues):
 
     def moved(self, to: str, source: str, lanes: int, dtype: str, base: str = "0") -> list[str]:
         """``lanes`` values from ``source`` to ``to``, which end in an open index, in accesses of at most 16 bytes."""
-        width = min(lanes, 16 // ITEMSIZE[dtype])
+        width = min(lanes, 16 // float_type(dtype).itemsize)
         if width == lanes:
             return [f"for v in T.vectorized({lanes}):", f"    {to}{base} + v] = {source} + v]"]
         return [

@@ -14,9 +14,6 @@ def _architecture_of(device: Any) -> str:
 GPU = Gpu(
     kind="cuda",
     name="CUDA",
-    dtypes=("float32", "float16", "bfloat16", "float64"),
-    vector_bytes=16,
-    vector_lanes=8,
     threads=1024,
     runtime="TVM loads it where the libraries of an NVIDIA driver (libcuda.so.1) and of CUDA 13 (libcudart.so.13) are.",
     warp=32,

@@ -6,9 +6,6 @@ from rmsnorm_deploy.tvm.targets.gpu import Gpu, Meaning
 GPU = Gpu(
     kind="rocm",
     name="ROCm",
-    dtypes=("float32", "float16", "bfloat16", "float64"),
-    vector_bytes=16,
-    vector_lanes=8,
     threads=256,  # what the runtime of TVM's target launches
     runtime="Build TVM with USE_ROCM: the wheel has no runtime for ROCm.",
     warp=32,  # so many exchange values on cards with wavefronts of 32 and of 64

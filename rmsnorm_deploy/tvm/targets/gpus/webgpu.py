@@ -10,9 +10,7 @@ GPU = Gpu(
     kind="webgpu",
     name="WebGPU",
     dtypes=("float32", "float16"),
-    vector_bytes=16,
     vector_lanes=4,
-    threads=256,
     runtime="Run the model in a browser, with TVM's runtime for JavaScript.",
     meanings=(
         Meaning(
