@@ -25,4 +25,5 @@ TARGETS = (CPU, *GPUS)
 FLEET_TARGETS = (CPU, *(kind for kind, gpu in GPUS.items() if gpu.fleet))
 """Targets that the devices of TVM's RPC tracker can measure."""
 TARGETS_IN_WORDS = f"{CPU} (the CPU), {', '.join(TARGETS[1:-1])} or {TARGETS[-1]}"
-ARCHITECTURES_IN_WORDS = "; ".join(f"{g.kind}: {','.join(g.usual)} by default" for g in GPUS.values() if g.usual)
+_USUAL = [f"{','.join(gpu.usual)} for {kind}" for kind, gpu in GPUS.items() if gpu.usual]
+ARCHITECTURES_IN_WORDS = f"By default {' and '.join(_USUAL)}"
