@@ -77,8 +77,8 @@ def suited(match: Match, form: Form) -> Match | str:
         return f"onnxruntime computes {name} in float32, and this norm in float64"
     if p.op is Op.GENERAL_RMS_NORM:
         match = dataclasses.replace(match, parameters=dataclasses.replace(p, op=Op.RMS_NORM))
-    if p.op is Op.ADD_RMS_NORM and not (form is Form.ORT and _has_skip_kernel(match)):
-        match = match.without_residual()
+    if match.plain is not None and not (form is Form.ORT and _has_skip_kernel(match)):
+        match = match.plain
     if form is Form.ORT and p.scale_type in _SIXTEEN_BIT and match.scale is not None:
         match = dataclasses.replace(
             match,

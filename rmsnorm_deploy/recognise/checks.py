@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
-from rmsnorm_deploy.recognise.partial import Factor, Refusal, Source
+from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.state import Source
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _EXACT_CASTS = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
@@ -19,13 +19,6 @@ _EXACT_CASTS = {
     (ir.DataType.BFLOAT16, ir.DataType.DOUBLE),
     (ir.DataType.FLOAT, ir.DataType.DOUBLE),
 }
-HALF_ULP = {
-    ir.DataType.FLOAT16: 2.0**-11,
-    ir.DataType.BFLOAT16: 2.0**-8,
-    ir.DataType.FLOAT: 2.0**-23,
-    ir.DataType.DOUBLE: 2.0**-48,
-}
-"""Relative size of a rounding error of a constant; a factor this close to 1 is 1."""
 
 
 def passes_unchanged(facts: Facts, node: ir.Node | None, index: int = 0) -> bool:
@@ -141,7 +134,7 @@ def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, sour
         if is_op(node, "Sqrt") and node is not None:
             return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** 0.5
         if is_op(node, "Reciprocal") and node is not None:
-            return Factor() / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
+            return ONE / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
         if is_op(node, "Div", "Mul") and node is not None:
             left = constant_factor(facts, node.inputs[0], beside, source, depth + 1)
             right = constant_factor(facts, node.inputs[1], beside, source, depth + 1)
@@ -222,11 +215,6 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     if rank is not None and ordered[-1] == rank - 1:
         ordered = [a - rank for a in ordered]
     return tuple(ordered)
-
-
-def keeps_dimensions(node: ir.Node) -> bool:
-    """Whether a Reduce node leaves its reduced dimensions in place, as 1."""
-    return bool(int_attribute(node, "keepdims", 1))
 
 
 def is_centred(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> bool:

@@ -11,8 +11,11 @@ from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
-from rmsnorm_deploy.recognise.partial import Partial, Refusal
+from rmsnorm_deploy.recognise.reduction import open_candidate
+from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
+from rmsnorm_deploy.recognise.state import State
+from rmsnorm_deploy.recognise.step import Step
 
 _MAX_NODES = 200
 """Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
@@ -61,10 +64,10 @@ def _without_overlap(matches: list[Match]) -> list[Match]:
     for match in matches:
         if match.output in kept:
             continue
-        total = match.sum
-        if total is not None and match.residual is not None:
+        total, plain = match.sum, match.plain
+        if total is not None and plain is not None:
             if total in sums:
-                match = match.without_residual()
+                match = plain
             else:
                 sums.add(total)
         kept[match.output] = match
@@ -100,7 +103,7 @@ class _Candidate:
             state = opened
         elif self.node.domain in AI_ONNX and self.node.op_type in grammar.OPENINGS:
             try:
-                state = grammar.open_candidate(self.facts, self.node)
+                state = open_candidate(self.facts, self.node)
             except Refusal as refusal:
                 self.stage = refusal.stage
                 self._refused(refusal, self.node, refusal.stage, 0)
@@ -110,7 +113,7 @@ class _Candidate:
         found = self._explore(state)
         return list(found) if found else [self._miss()]
 
-    def _explore(self, state: Partial) -> list[Match]:
+    def _explore(self, state: State) -> list[Match]:
         """The norms that end at or behind ``state.value``; none if nothing there is expressible."""
         self.stage = max(self.stage, state.stage)
         if len(state.nodes) > _MAX_NODES:
@@ -137,7 +140,7 @@ class _Candidate:
             self._refused(refusal, state.nodes[-1], state.stage, len(state.path))
             return branches
 
-    def _steps(self, state: Partial, node: ir.Node, index: int) -> Iterator[Partial]:
+    def _steps(self, state: State, node: ir.Node, index: int) -> Iterator[State]:
         """What the grammar makes of one use of the value."""
         if node.domain not in AI_ONNX or not node.outputs:
             return
@@ -151,7 +154,7 @@ class _Candidate:
                 continue
             known = True
             try:
-                following = alternative.apply(grammar.Step(self.facts, state, node, index))
+                following = alternative.apply(Step(self.facts, state, node, index))
             except Refusal as refusal:
                 self._refused(refusal, node, state.stage, len(state.path))
                 continue
@@ -159,7 +162,7 @@ class _Candidate:
                 value=node.outputs[0],
                 same=(),
                 nodes=(*following.nodes, node),
-                path=(*following.path, alternative.name),
+                path=(*following.path, alternative.label),
             )
         if not known:
             unknown = Refusal(
@@ -170,7 +173,7 @@ class _Candidate:
             unknown.weight = 0
             self._refused(unknown, node, state.stage, len(state.path))
 
-    def _retypes(self, state: Partial, node: ir.Node) -> bool:
+    def _retypes(self, state: State, node: ir.Node) -> bool:
         """Whether a Cast that the file's types call idle changes the type that the chain really has."""
         return state.roundings[-1] != self.facts.dtype(node.outputs[0])
 

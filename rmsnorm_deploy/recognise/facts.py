@@ -54,7 +54,6 @@ class Facts:
     ) -> None:
         self.model = model
         self._declared = {info.name: info for info in declared}
-        self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.inferred = Inferred(model, proto, declared)
         self._known: dict[ir.Value, Known] = {}
         self._constants: dict[ir.Value, Array | None] = {}
