@@ -255,7 +255,7 @@ def fuse_command(
     if output is not None and str(output) == "-":
         raise UsageError("a model cannot be written to stdout", "Name a file: '-o fused.onnx'.")
     if output is not None:
-        from rmsnorm_deploy.model.external import check_output
+        from rmsnorm_deploy.model.files import check_output
 
         # before any work: a refusal should not take a minute
         if model.exists():

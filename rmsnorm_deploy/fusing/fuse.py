@@ -20,10 +20,10 @@ from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.model.splice import splice
+from rmsnorm_deploy.model.validity import complaint
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.recognise.engine import recognise
 from rmsnorm_deploy.recognise.facts import AI_ONNX, node_name
-from rmsnorm_deploy.recognise.inference import without_weights
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.scopes import Scope, scopes, subgraphs
 
@@ -69,27 +69,19 @@ def fuse(
             raise
         except Exception as error:
             # a file with flipped bits can be wrong in any way: where onnx calls the model invalid, that is the answer
-            complaint = "" if isinstance(model, ir.Model) else _complaint(model)
-            if not complaint:
+            found = _complaint(model)
+            if not found:
                 raise
-            raise ModelError(f"the model is not valid: {complaint}", "Export or copy it again.") from error
+            raise ModelError(f"the model is not valid: {found}", "Export or copy it again.") from error
 
 
-def _complaint(model: str | os.PathLike[str] | onnx.ModelProto) -> str:
-    """What onnx's checker says against a model, in a sentence; nothing where it accepts it."""
+def _complaint(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> str:
+    if isinstance(model, ir.Model):
+        return ""
     try:
-        proto = model if isinstance(model, onnx.ModelProto) else load_proto(model)
-        onnx.checker.check_model(without_weights(proto), full_check=True)
-    except Exception as error:  # protobuf, UTF-8 and checker errors share no base
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
-    try:
-        for node in proto.graph.node:
-            # protobuf hands a name that is no UTF-8 out as bytes
-            "".join([node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output])
-            "".join(a.name for a in node.attribute)
-    except (TypeError, UnicodeError):
-        return "a name in it is not valid UTF-8"
-    return ""
+        return complaint(model if isinstance(model, onnx.ModelProto) else load_proto(model))
+    except ModelError as error:
+        return error.message
 
 
 def _fuse(

@@ -14,7 +14,7 @@ import tvm
 from onnx import ModelProto, ValueInfoProto, helper
 
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.artefact import cubin, linking, weights

@@ -17,7 +17,7 @@ ROOMS = {
     "errors": set(),
     "op": set(),
     "model": {"errors"},
-    "recognise": {"op"},
+    "recognise": {"model", "op"},
     "fusing": {"errors", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "model", "op", "run"},

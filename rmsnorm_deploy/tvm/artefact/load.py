@@ -15,7 +15,7 @@ import tvm
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.artefact import cubin, weights
 from rmsnorm_deploy.tvm.targets.device import device_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine

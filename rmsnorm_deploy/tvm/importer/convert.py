@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.op import ALL_FEATURES, DOMAIN, NormParameters, Op
 from rmsnorm_deploy.tvm.importer import gathering, matrices, shaping, table
 from rmsnorm_deploy.tvm.importer.attention import attention

@@ -11,7 +11,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
-from rmsnorm_deploy.model.external import StrPath, external_tensors
+from rmsnorm_deploy.model.external import external_tensors
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.tvm.importer import table
 from rmsnorm_deploy.tvm.importer.expand import AI_ONNX, expanded, nodes_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.errors import ModelError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.schedules import family
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text

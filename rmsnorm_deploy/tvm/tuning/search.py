@@ -26,7 +26,7 @@ import tvm
 from onnx import ModelProto
 
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.artefact import cubin, linking
 from rmsnorm_deploy.tvm.importer.convert import import_onnx
