@@ -17,15 +17,16 @@ from rmsnorm_deploy import op
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
 from rmsnorm_deploy.fusing.emit import ONNX_OPSET, Emitter, Form, suited
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
+from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.model.splice import splice
 from rmsnorm_deploy.model.validity import complaint
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.recognise.engine import recognise
-from rmsnorm_deploy.recognise.facts import AI_ONNX, node_name
+from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
-from rmsnorm_deploy.recognise.scopes import Scope, scopes, subgraphs
+from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 
 @overload
@@ -521,7 +522,7 @@ def _is_ordered(graph: ir.Graph | ir.Function) -> bool:
     seen: set[ir.Node] = set()
     for node in graph:
         used = [v for v in node.inputs if v is not None]
-        for _, _, _, inner in subgraphs(node) if node.attributes else ():
+        for _, _, _, inner in ir_subgraphs(node) if node.attributes else ():
             used += [v for n in inner.all_nodes() for v in n.inputs if v is not None]
         if any((p := v.producer()) is not None and p.graph is graph and p not in seen for v in used):
             return False

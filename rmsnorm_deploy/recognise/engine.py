@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
+from rmsnorm_deploy.model.skeleton import ir_without_weights, without_weights
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
+from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.reduction import open_candidate
 from rmsnorm_deploy.recognise.refusal import Refusal
@@ -39,10 +42,11 @@ def recognise(
     candidates = [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
     if not candidates:
         return [], []
-    facts = Facts(model, proto, declared)
+    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
     for scope in graphs:
         if scope.holder is not None and isinstance(scope.graph, ir.Graph):
-            facts.inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+    facts = Facts(model, inferred, declared)
     matches: list[Match] = []
     misses: list[Miss] = []
     for scope, node in candidates:
@@ -52,6 +56,15 @@ def recognise(
             else:
                 misses.append(result)
     return _without_overlap(matches), misses
+
+
+def _skeleton(
+    model: ir.Model, proto: onnx.ModelProto | None, declared: Sequence[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    """``model`` as a proto without weights, with all that its file says of values."""
+    skeleton = ir.to_proto(ir_without_weights(model)[0]) if proto is None else without_weights(proto)
+    skeleton.graph.value_info.extend(declared)
+    return skeleton
 
 
 _STARTS = frozenset(grammar.OPENINGS) | fused_forms.OPERATORS

@@ -6,9 +6,10 @@ import dataclasses
 
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op
 from rmsnorm_deploy.recognise import checks
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import Source, State
