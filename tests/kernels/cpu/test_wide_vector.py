@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "ops" / "cpu"
 SOURCES = [
     Path(__file__).with_name("kernels_emulated16.cpp"),
-    ROOT / "ops" / "contract" / "check.cpp",
+    *sorted((ROOT / "ops" / "contract").glob("*.cpp")),
     *sorted(set(CPU.glob("*.cpp")) - set(CPU.glob("kernels_*"))),
 ]
 # The rounding that the kernels rely on, and what compiles in seconds. No other file takes or returns a vector, so that
