@@ -83,7 +83,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     if not general and scale is None and _tempts_onnxruntime(facts, state.value, x):
         # GeneralRMSNorm is the one body that onnxruntime's optimizer never fuses
         general = True
-        notes.append("written as GeneralRMSNorm: onnxruntime would take the enlarging factor behind it for its scale")
+        notes.append("written as GeneralRMSNorm: onnxruntime would mistake the enlarging factor after it for its scale")
     parameters = NormParameters(
         op=Op.GENERAL_RMS_NORM if general else Op.RMS_NORM,
         output_type=int(out_type),
@@ -117,9 +117,9 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
 
 
 def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
-    """Whether a product behind a norm without scale may enlarge it.
+    """Whether a product after a norm without scale may enlarge it.
 
-    onnxruntime's SimplifiedLayerNormalization fusion takes any vector behind a norm for its scale, also one that
+    onnxruntime's SimplifiedLayerNormalization fusion takes any vector after a norm for its scale, also one that
     enlarges the result, and the session then fails at run time (microsoft/onnxruntime issue 31980).
     """
     for node, index in value.uses():
@@ -217,6 +217,6 @@ def _scale_type(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir.D
             return out_type, False
     raise Refusal(
         "rounds to 16 bits in an order that the operator does not have",
-        expected="one rounding at the end, or one before and one behind the scale",
+        expected="one rounding at the end, or one before and one after the scale",
         found=" > ".join(t if isinstance(t, str) else t.name for t in state.roundings),
     )

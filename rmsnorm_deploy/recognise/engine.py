@@ -21,7 +21,7 @@ from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import Step
 
 _MAX_NODES = 200
-"""Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
+"""Longest chain of nodes after a reduction; a guard against degenerate graphs."""
 
 
 def recognise(
@@ -30,7 +30,7 @@ def recognise(
     graphs: list[Scope] | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
 ) -> tuple[list[Match], list[Miss]]:
-    """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed.
+    """Every norm of ``model``, and every candidate that is not one, both in graph order. The model is not changed.
 
     Args:
         model: the model.
@@ -127,7 +127,7 @@ class _Candidate:
         return list(found) if found else [self._miss()]
 
     def _explore(self, state: State) -> list[Match]:
-        """The norms that end at or behind ``state.value``; none if nothing there is expressible."""
+        """The norms that end at or after ``state.value``; none if nothing there is expressible."""
         self.stage = max(self.stage, state.stage)
         if len(state.nodes) > _MAX_NODES:
             return []
@@ -179,7 +179,7 @@ class _Candidate:
             )
         if not known:
             unknown = Refusal(
-                f"goes into {node.op_type}, which is no part of a norm here",
+                f"goes into {node.op_type}, which is not part of a norm here",
                 expected=_NEXT[state.stage],
                 found=node.op_type,
             )
@@ -197,7 +197,7 @@ class _Candidate:
 
     def _miss(self) -> Miss:
         if self.furthest is None:
-            return Miss(self.site, self.stage, "its value is used by nothing that the grammar knows", self.site.node)
+            return Miss(self.site, self.stage, "no node that could be part of a norm uses its value", self.site.node)
         _, refusal, node = self.furthest
         return Miss(
             self.site, self.stage, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint

@@ -25,9 +25,9 @@ OPERATORS = frozenset((*_STANDARD, _RESIDUAL))
 
 
 def open_fused(facts: Facts, site: Site, node: ir.Node) -> State | Match | Miss | None:
-    """What an already fused node stands for; None if ``node`` is none.
+    """What an already fused node stands for; None if ``node`` is not one.
 
-    A state behind the scale for the plain forms (a Cast may follow), a finished Match for the residual form.
+    A state after the scale for the plain forms (a Cast may follow), a finished Match for the residual form.
     """
     try:
         if node.op_type in _STANDARD and node.domain in (*AI_ONNX, _CONTRIB):

@@ -13,4 +13,4 @@ from rmsnorm_deploy.recognise import keepdims, normalised, output, reduction, st
 OPENINGS = reduction.OPENINGS
 """The reductions that open a candidate, by operator."""
 ALTERNATIVES = (*statistic.ALTERNATIVES, *keepdims.ALTERNATIVES, *normalised.ALTERNATIVES, *output.ALTERNATIVES)
-"""Every alternative behind the reduction, in the order in which they are tried."""
+"""Every alternative after the reduction, in the order in which they are tried."""

@@ -5,10 +5,7 @@ A spelling is one function and its row in the table at the end, as in statistic.
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from rmsnorm_deploy.recognise import checks
-from rmsnorm_deploy.recognise.facts import Facts
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import STATISTIC, Alternative, Step
@@ -19,8 +16,8 @@ def unsqueezed(step: Step) -> State:
     state = step.state
     if step.index != 0 or state.restored:
         raise Refusal("adds a dimension to the statistic", expected="the reduced dimension put back where it was")
-    axes = _axes_of(step.facts, step.node)
-    if checks.canonical_axes(axes, step.facts.rank(state.source.cast)) != state.source.axes:
+    axes = checks.given_axes(step.facts, step.node)
+    if not _are_the_reduced(step, axes):
         raise Refusal(
             "the reduced dimension is put back in another place",
             expected=f"axes {list(state.source.axes)}",
@@ -34,22 +31,16 @@ def squeezed(step: Step) -> State:
     state = step.state
     if step.index != 0 or not state.restored:
         raise Refusal("removes a dimension of the statistic")
-    axes = _axes_of(step.facts, step.node)
-    if checks.canonical_axes(axes, step.facts.rank(state.source.cast)) != state.source.axes:
-        raise Refusal("removes another dimension than the reduced one", found=f"axes {axes}")
+    axes = checks.given_axes(step.facts, step.node)
+    if not _are_the_reduced(step, axes):
+        raise Refusal("removes a dimension other than the reduced one", found=f"axes {axes}")
     return state.moved(restored=False)
 
 
-def _axes_of(facts: Facts, node: ir.Node) -> list[int]:
-    """The constant axes of a Squeeze or Unsqueeze, from its attribute or its input."""
-    attribute = node.attributes.get("axes")
-    if attribute is not None and not attribute.is_ref():
-        return [int(a) for a in attribute.value]
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    constant = None if given is None or given.is_graph_input() else facts.constant(given)
-    if constant is None:
-        raise Refusal("the axes are not constant", expected="constant axes")
-    return [int(a) for a in constant.reshape(-1)]
+def _are_the_reduced(step: Step, axes: list[int]) -> bool:
+    """Whether these axes, of a value of x's rank, are those that were reduced."""
+    source = step.state.source
+    return bool(axes) and checks.canonical_axes(axes, step.facts.rank(source.cast)) == source.axes
 
 
 def reshaped(step: Step) -> State:
@@ -73,7 +64,7 @@ def expanded(step: Step) -> State:
         raise Refusal("expands the statistic")
     xs = [x for x in (state.source.cast, state.source.base, state.source.partial_base) if x is not None]
     if not any(facts.has_shape_of(step.node.inputs[1], x) or facts.broadcasts_into(step.output, x) for x in xs):
-        raise Refusal("expands the statistic to another shape than x's", found="an Expand whose shape is not x's")
+        raise Refusal("expands the statistic to a shape other than x's", found="an Expand whose shape is not x's")
     return state
 
 

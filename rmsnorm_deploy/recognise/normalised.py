@@ -47,29 +47,29 @@ def scale_times_inverse_rms(step: Step) -> State:
     if checks.strip(facts, scale) in (state.source.base, state.source.partial_base):
         raise Refusal("is x itself")
     if not state.restored:
-        raise Refusal("the reduced dimension is gone (keepdims=0), so that the statistic meets other rows")
+        raise Refusal("the reduced dimension is gone (keepdims=0), so the statistic would meet other rows")
     # of a partial norm the whole x comes later: what fits there is looked at again then
     checks.scale_broadcasts(facts, scale, state.source.partial_base or state.source.cast, state.source.axes)
     return state.moved(scale=scale)
 
 
 def _normalised(step: Step, other: ir.Value, factor: Factor) -> State:
-    """The state behind the product of ``other``, which has to be made of x, and ``factor`` / rms."""
+    """The state after the product of ``other``, which has to be made of x, and ``factor`` / rms."""
     state, facts = step.state, step.facts
     if state.stage is not Stage.RMS:
         raise Refusal("is applied to x before the root", expected="Sqrt, or Pow with 0.5 or -0.5")
     numerator = _numerator(facts, state.source, other)
     if numerator is None:
         raise Refusal(
-            "is applied to another value than the one that was squared",
+            "is applied to a value other than the one that was squared",
             expected=f"'{(state.source.partial_base or state.source.base).name}'",
             found=f"'{checks.strip(facts, other).name}'",
             weight=2,
         )
     if not state.restored:
         raise Refusal(
-            "the reduced dimension is gone (keepdims=0), so that the statistic meets other rows",
-            expected="keepdims=1, or an Unsqueeze behind the reduction",
+            "the reduced dimension is gone (keepdims=0), so the statistic would meet other rows",
+            expected="keepdims=1, or an Unsqueeze after the reduction",
             found="keepdims=0",
             weight=2,
         )

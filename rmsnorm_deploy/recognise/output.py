@@ -26,7 +26,7 @@ def cast(step: Step) -> State:
 
 
 def times_constant(step: Step) -> State:
-    """A constant that makes a norm of a multiple: sqrt(n) behind an L2 norm."""
+    """A constant that makes a norm of a multiple: sqrt(n) after an L2 norm."""
     return _completed(step, step.factor())
 
 
@@ -38,11 +38,11 @@ def divided_by_constant(step: Step) -> State:
 
 
 def _completed(step: Step, constant: Factor) -> State:
-    """The state behind a product with ``constant``, which has to turn another factor into one of 1."""
+    """The state after a product with ``constant``, which has to turn another factor into one of 1."""
     state, size = step.state, step.state.source.size
     types = [step.facts.dtype(step.output) or ir.DataType.FLOAT]
     if state.factor.is_one(size, types) or not (state.factor * constant).is_one(size, types):
-        raise Refusal("is a constant that stays outside")
+        raise Refusal("is a constant factor, which stays outside the norm")
     return state.moved(factor=ONE, roundings=_rounded(step))
 
 
@@ -75,7 +75,7 @@ def plus_bias(step: Step) -> State:
     """The bias of a norm that needs GeneralRMSNorm anyway."""
     state, facts = step.state, step.facts
     if not state.needs_general:
-        raise Refusal("a bias alone stays an Add behind the norm")
+        raise Refusal("a bias alone stays an Add after the norm")
     if state.bias is not None:
         raise Refusal("has a bias already")
     bias = step.other

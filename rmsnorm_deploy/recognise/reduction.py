@@ -1,4 +1,4 @@
-"""The reduction: the node that opens a candidate, and what it says about the value behind it."""
+"""The reduction: the node that opens a candidate, and what it says about its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.square import Square, square_behind
+from rmsnorm_deploy.recognise.square import Square, square_in_front
 from rmsnorm_deploy.recognise.state import Source, State
 
 _FLOATS = "float32, float16, bfloat16 or float64"
@@ -30,7 +30,7 @@ class Reduced:
     Attributes:
         square: the square that it adds up.
         axes: over which dimensions.
-        restored: these dimensions are there behind it, as 1.
+        restored: the output has these dimensions, as 1.
         path: labels for reports.
     """
 
@@ -42,13 +42,13 @@ class Reduced:
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """What a reduction says about the value behind it, which is ``factor * S ** power`` with S the RMS.
+    """What a reduction says about its output, which is ``factor * S ** power`` with S the RMS.
 
     Attributes:
         read: what the node reduces; raises a Refusal where that is not a square.
         power: of the RMS.
         factor: constant factor.
-        stage: the stage reached behind it.
+        stage: the stage reached with it.
         floor: the RMS is at least this.
     """
 
@@ -60,10 +60,10 @@ class Opening:
 
 
 def open_candidate(facts: Facts, node: ir.Node) -> State:
-    """The state behind the reduction ``node``.
+    """The state after the reduction ``node``.
 
     Raises:
-        Refusal: it reduces something else than a square.
+        Refusal: it reduces something that is not a square.
     """
     opening = OPENINGS[node.op_type]
     value = node.inputs[0]
@@ -133,7 +133,7 @@ def _measured_size(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Dim:
 
 def sum_of_square(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """The square is a node of its own in front of the reduction."""
-    square = square_behind(facts, value)
+    square = square_in_front(facts, value)
     if square is None:
         producer = value.producer()
         raise Refusal(
@@ -162,13 +162,13 @@ def divides_by_norm(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """LpNormalization: x divided by its norm."""
     p = int_attribute(node, "p", 2)
     if p != 2:
-        raise Refusal("divides by another norm than L2", expected="p = 2", found=f"p = {p}")
+        raise Refusal("divides by a norm other than L2", expected="p = 2", found=f"p = {p}")
     axes = checks.canonical_axes([int_attribute(node, "axis", -1)], facts.rank(value))
     return Reduced(Square(value, (), node.op_type), axes, True, (node.op_type,))
 
 
 def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
-    """Einsum ``...i,...i->...``; the summed dimensions are gone behind it."""
+    """Einsum ``...i,...i->...``; the summed dimensions are gone after it."""
     attribute = node.attributes.get("equation")
     if attribute is None or len(node.inputs) != 2 or None in node.inputs:
         raise Refusal("is not a product of a value with itself", expected="Einsum of x with x")

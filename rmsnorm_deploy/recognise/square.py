@@ -31,7 +31,7 @@ class Square:
     epsilon: float = 0.0
 
 
-def square_behind(facts: Facts, value: ir.Value) -> Square | None:
+def square_in_front(facts: Facts, value: ir.Value) -> Square | None:
     """The square that ``value`` is, or None."""
     nodes: list[ir.Node] = []
     epsilon = 0.0

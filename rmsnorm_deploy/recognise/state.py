@@ -58,7 +58,7 @@ class State:
         x: the normalised value as it entered the product; None before NORMALISED.
         whole: the norm covers all of ``x`` but the statistic only its leading part.
         scale: the scale, bias: the bias, where taken.
-        roundings: types of the product with 1/rms and of everything behind it, in order; "scale" and "bias" mark where
+        roundings: types of the product with 1/rms and of everything after it, in order; "scale" and "bias" mark where
             those were applied.
         same: values on the way that nothing but noise separates from ``value``.
         nodes: the nodes so far. path: labels of the alternatives so far.

@@ -64,7 +64,7 @@ def _offset(step: Step, offset: float) -> State:
     if state.power not in (1, 2):
         raise Refusal("adds a constant to the inverse of the RMS")
     if state.attribute("rms_floor"):
-        raise Refusal(f"adds epsilon behind a clamp of the {'RMS' if state.power == 1 else 'mean square'}")
+        raise Refusal(f"adds epsilon after a clamp of the {'RMS' if state.power == 1 else 'mean square'}")
     name = "epsilon_outside" if state.power == 1 else "epsilon"
     return state.having(name, state.attribute(name) + offset)
 
@@ -142,7 +142,12 @@ def power(step: Step) -> State:
         raise Refusal("is the exponent")
     number = next((n for n in (0.5, -0.5, -1.0) if checks.exponent_is(step.facts, exponent, n)), None)
     if number is None:
-        raise Refusal("is raised to another power", expected="0.5, -0.5 or -1", found=f"{step.facts.scalar(exponent)}")
+        scalar = step.facts.scalar(exponent)
+        raise Refusal(
+            "is raised to another power",
+            expected="0.5, -0.5 or -1",
+            found="not one constant number" if scalar is None else f"{scalar}",
+        )
     checks.scalar_constant(step.facts, exponent, state.value)
     raised = state.power * number
     if raised not in (1.0, -1.0, 2.0, -2.0):

@@ -47,7 +47,7 @@ class Step:
         if len(values) != 1 or len(self.node.inputs) != 2:
             raise Refusal(f"{self.node.op_type} does not have two operands here", expected="two operands")
         if values[0] is self.state.value:
-            raise Refusal("multiplies or adds the value to itself", expected="another operand")
+            raise Refusal("combines the value with itself", expected="another operand")
         return values[0]
 
     @property
