@@ -79,6 +79,22 @@ def test_imports_follow_the_arrows(path):
     assert {room_of(name) for name in imported(path)} <= allowed
 
 
+def test_no_module_is_hidden_by_something_of_its_name():
+    """Else `import a.b` and `from a import b` would be two things, depending on what was imported before."""
+    code = (
+        "import importlib, pkgutil, sys, types, rmsnorm_deploy\n"
+        "def look(package):\n"
+        "    for found in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        if found.name.startswith(('rmsnorm_deploy.tvm', 'rmsnorm_deploy.__main__')): continue\n"
+        "        module = importlib.import_module(found.name)\n"
+        "        assert getattr(package, found.name.rpartition('.')[2]) is module, found.name\n"
+        "        if found.ispkg: look(module)\n"
+        "there = {n: getattr(rmsnorm_deploy, n) for n in rmsnorm_deploy.__all__}; look(rmsnorm_deploy)\n"
+        "assert all(getattr(rmsnorm_deploy, n) is value for n, value in there.items())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("path", modules(), ids=named)
 def test_only_the_command_line_prints(path):
     if room_of(named(path)) == "cli":

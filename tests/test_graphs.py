@@ -1,4 +1,4 @@
-"""What every reader of a model builds on: the walk over its graphs, the copy without weights, files that appear whole."""
+"""What every reader of a model builds on: the walk over its graphs, the copy without weights, files written whole."""
 
 import os
 
