@@ -5,17 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-# the folder that this file is in would pass for an empty package "tvm"
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
-
-from cuda_runner import Cuda
-from test_contract import BF16, F16, F32, Call, values
-from test_tvm_gpu_numbers import GpuKernels, within
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.schedules import gpu
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from tests.support.contract import BF16, F16, F32, Call, values
+from tests.support.tvm.cuda_runner import Cuda
+from tests.support.tvm.gpu_kernels import GpuKernels, within
 
 
 @pytest.fixture(scope="module")

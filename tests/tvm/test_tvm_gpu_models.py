@@ -8,7 +8,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-# the folder that this file is in would pass for an empty package "tvm"
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 import tvm as tvm_itself

@@ -7,27 +7,21 @@ import struct
 
 import pytest
 
-# the folder that this file is in would pass for an empty package "tvm"
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
-from gpu_runners import built
-from test_contract import BF16, F16, F32, F64
-
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.schedules import gpu
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES, ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import DTYPES, ITEMSIZE
 from rmsnorm_deploy.tvm.targets.limits import LIMITS
+from tests.support.contract import BF16, F16, F32, F64
+from tests.support.tvm.gpu_runners import built
+from tests.support.tvm.norms import norm_of
 
 KINDS = ["cuda", "opencl", "metal", "webgpu"]  # for ROCm, TVM writes machine code, with an installation of ROCm only
 BARRIER = r"__syncthreads\(\)|barrier\(CLK_LOCAL|threadgroup_barrier\(|workgroupBarrier\(\)"
 SIZES = [64, 100, 128, 896, 4096, 4097, 8192]
-
-
-def norm_of(size, dtype=F32, op=Op.RMS_NORM, scale_dtype=None, **other):
-    parameters = {"epsilon": 1e-6, "stash_type": F32, "scale_type": dtype, **other}
-    return Norm(NormParameters(op, dtype, **parameters), DTYPES[scale_dtype or dtype], size)
 
 
 def body_of(kind, norm, schedule=None):

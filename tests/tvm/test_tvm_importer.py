@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 import tvm
-from test_contract import F16, F32, F64, Call, agrees, values
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
@@ -22,6 +21,7 @@ from rmsnorm_deploy.tvm import import_onnx, targets
 from rmsnorm_deploy.tvm.importer import table
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules.norm import MARKER
+from tests.support.contract import F16, F32, F64, Call, agrees, values
 
 OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("com.microsoft", 1)]
 

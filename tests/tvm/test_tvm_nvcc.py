@@ -9,13 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-# the folder that this file is in would pass for an empty package "tvm"
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 import tvm as tvm_itself
 import tvm_ffi
-from test_contract import BF16, F16, F32, F64
-from test_tvm_gpu_sources import norm_of
 from tvm_ffi.registry import remove_global_func
 
 from rmsnorm_deploy import tvm
@@ -27,6 +24,8 @@ from rmsnorm_deploy.tvm.artefact import cubin
 from rmsnorm_deploy.tvm.schedules import gpu
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.tuning import measure
+from tests.support.contract import BF16, F16, F32, F64
+from tests.support.tvm.norms import norm_of
 
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: it is in the CUDA toolkit")

@@ -20,11 +20,8 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 pytest.importorskip("psutil", reason="psutil is not installed: pip install 'rmsnorm-deploy[tvm]'")
 pytest.importorskip("tornado", reason="tornado is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
-import odd_schedules
 import psutil
 import tvm_ffi
-from fleet import LocalFleet, free_port, wait_until
-from odd_schedules import CRASHES, CRASHES_THE_COMPILER, HANGS, IS_REFUSED, SLOW, VERY_SLOW, WRONG, OddSchedule
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.app import main
@@ -39,6 +36,18 @@ from rmsnorm_deploy.tvm.tuning import log as tuned
 from rmsnorm_deploy.tvm.tuning import measure
 from rmsnorm_deploy.tvm.tuning.log import Entry, TuningLog, values_of
 from rmsnorm_deploy.tvm.tuning.measure import Job
+from tests.support.tvm import odd_schedules
+from tests.support.tvm.fleet import LocalFleet, free_port, wait_until
+from tests.support.tvm.odd_schedules import (
+    CRASHES,
+    CRASHES_THE_COMPILER,
+    HANGS,
+    IS_REFUSED,
+    SLOW,
+    VERY_SLOW,
+    WRONG,
+    OddSchedule,
+)
 
 # the function of that name hides the module
 tune_module = sys.modules["rmsnorm_deploy.tvm.tuning.search"]
@@ -253,7 +262,7 @@ def test_no_row_count_pays_for_the_others(odd, tmp_path, slower, chosen, monkeyp
 
 INTERRUPTED = """
 import sys
-import odd_schedules
+from tests.support.tvm import odd_schedules
 from rmsnorm_deploy.tvm import pipeline, tuned
 import rmsnorm_deploy.tvm
 SLOW, HANGS = odd_schedules.SLOW, odd_schedules.HANGS
