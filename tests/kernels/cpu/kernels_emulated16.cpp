@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../ops/cpu/scalar.h"
-#include "../../ops/cpu/table.h"
+#include "../../../ops/cpu/scalar.h"
+#include "../../../ops/cpu/table.h"
 
 using namespace rmsnorm_deploy;  // NOLINT: a test's own file
 
@@ -128,4 +128,4 @@ INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lan
 #define HAS_HALF_CONVERSION
 #define KERNEL_TABLE kPortableKernels
 #define KERNEL_NAME "emulated16"
-#include "../../ops/cpu/isa/kernels.h"
+#include "../../../ops/cpu/isa/kernels.h"
