@@ -74,7 +74,7 @@ FAULTS = [
     ),
     Fault(
         "unaligned vector load",
-        "plan.cpp",
+        "plan.cu",
         "aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) &&\n                       fit_rows",
         "fit_rows",
         PLAN,
@@ -98,14 +98,14 @@ FAULTS = [
     ),
     Fault(
         "mean over all where a part is measured",
-        *("plan.cpp", "statistic(p, sizes.measured)", "statistic(p, sizes.size)", PLAN),
+        *("plan.cu", "statistic_of(p, sizes.measured)", "statistic_of(p, sizes.size)", PLAN),
         *(kernel_tests.test_every_attribute_in_chunks_of_rows, (F32, F32, 7)),
     ),
     Fault(
         "epsilon inside and outside exchanged",
-        "plan.cpp",
-        "  s.epsilon = p.epsilon;\n  s.epsilon_outside = p.epsilon_outside;",
-        "  s.epsilon = p.epsilon_outside;\n  s.epsilon_outside = p.epsilon;",
+        "statistic.cuh",
+        "  s.count = static_cast<double>(measured);",
+        "  std::swap(s.epsilon, s.epsilon_outside);\n  s.count = static_cast<double>(measured);",
         *(PLAN, kernel_tests.test_every_attribute_in_chunks_of_rows, (F32, F32, 7)),
     ),
     Fault(
@@ -159,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         "less shared memory than is used",
-        *("plan.cpp", "a.staged ? chunks * kChunkBytes : 0", "a.staged ? chunks * kChunkBytes - 16 : 0", PLAN),
+        *("plan.cu", "a.staged ? chunks * kChunkBytes : 0", "a.staged ? chunks * kChunkBytes - 16 : 0", PLAN),
         *(kernel_tests.test_a_block_goes_on_to_further_rows, (16384,), "behind the shared memory"),
     ),
     Fault(

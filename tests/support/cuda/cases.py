@@ -12,7 +12,7 @@ F32, F16, F64, BF16 = C.F32, C.F16, C.F64, C.BF16
 PAIRS = [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
 NAMES = {F32: "float", F16: "__half", F64: "double", BF16: "__nv_bfloat16"}
 CHUNK = {F32: 4, F16: 8, BF16: 8}
-# Chunks of a row at and beside every step of the table in ops/cuda/plan.cpp.
+# Chunks of a row at and beside every step of the table in ops/cuda/plan.cu.
 ROW_CHUNKS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 257, 511, 512, 513, 1024, 1025, 2049]
 
 

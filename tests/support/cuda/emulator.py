@@ -49,11 +49,11 @@ def compile_units(ops, units, folder):
 
 
 def compile_host(ops, folder):
-    """Object files of everything that is no kernel."""
+    """Object files of everything that is not a kernel."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cpp", ops / "contract" / "check.cpp"]
+    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cu", *sorted((ops / "contract").glob("*.cpp"))]
     for source in sources:
-        _run(compiler(), *FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
+        _run(compiler(), *FLAGS, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o")
     return [folder / f"{source.stem}.o" for source in sources]
 
 

@@ -1,10 +1,9 @@
-#include "plan.h"
-
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "../contract/check.h"
+#include "plan.h"
+#include "statistic.cuh"
 
 namespace rmsnorm_deploy {
 namespace cuda {
@@ -124,20 +123,6 @@ bool fit_columns(const Weights& w, std::int32_t x_type) {
   return !w.data || (type_fits(w, x_type) && w.outer_end == 0 && w.axes_end <= 1 && w.inner_end == w.axes_end);
 }
 
-Statistic statistic(const rms_norm_params& p, std::int64_t measured) {
-  Statistic s = {};
-  s.count = static_cast<double>(measured);
-  s.count_high = static_cast<float>(1.0 / s.count);
-  s.count_low = static_cast<float>(1.0 / s.count - static_cast<double>(s.count_high));
-  s.epsilon = p.epsilon;
-  s.epsilon_outside = p.epsilon_outside;
-  s.rms_floor = p.rms_floor;
-  s.largest_term = std::max({std::sqrt(p.epsilon), p.epsilon_outside, p.rms_floor});
-  s.plain = p.epsilon_outside == 0 && p.rms_floor == 0;
-  s.ordinary = p.epsilon_outside < 0x1p60f && p.rms_floor < 0x1p60f;
-  return s;
-}
-
 RowKernels row_kernels(const rms_norm_params& p) {
   const bool wide = p.scale_type == RMS_NORM_FLOAT32;
   switch (p.x_type) {
@@ -230,7 +215,7 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   a.sum = p.sum;
   a.scale = weights(p, p.scale, p.scale_strides);
   a.bias = weights(p, p.bias, p.bias_strides);
-  a.statistic = statistic(p, sizes.measured);
+  a.statistic = statistic_of(p, sizes.measured);
   a.outer = sizes.outer;
   a.size = sizes.size;
   a.inner = sizes.inner;
