@@ -21,7 +21,7 @@ CUSTOMIZE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'Scikit
 PYTEST = """
 import pathlib, sys, pytest, rmsnorm_deploy
 assert pathlib.Path(rmsnorm_deploy.__file__).is_relative_to(pathlib.Path.cwd()), rmsnorm_deploy.__file__
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 # A compiler that does not optimise, which takes most of the time and changes no result.
 LAUNCHER = '-DCMAKE_CXX_COMPILER_LAUNCHER=bash;-c;exec "${@/#-O3/-O0}";compiler'
@@ -110,6 +110,9 @@ def test_a_recipe_applies_touches_few_files_and_passes_its_tests(title, tmp_path
     diff = diff_of(text)
     copy = Copy(tmp_path, diff)
     touched = copy.touched()
+    assert len(touched) == len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)), (
+        "a file's part has to start with 'diff --git'"
+    )
     product = {name for name in touched if name.startswith(("rmsnorm_deploy/", "ops/"))} - {BUILD}
     assert 1 <= len(product) <= MOST[title], sorted(product)
     assert touched.get(BUILD, 0) <= 1, "more than a line in the build"
