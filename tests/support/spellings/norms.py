@@ -240,9 +240,8 @@ def build(s: Spelling) -> Built:
             rms = rms + s.outside
         inverse_from = restored(g, rms, s.axes, wide, s.shape)
     else:
-        times = (
-            n if what in ("sum", "root_n") else 1
-        )  # a sum is n times the mean, and so is everything that is compared with it
+        # a sum is n times the mean, and so is everything that is compared with it
+        times = n if what in ("sum", "root_n") else 1
         epsilon_written = epsilon_written / times
         if s.clamp and s.clamp_at == "mean":
             value = CLAMPS[s.clamp](g, value, s.floor**2 * times)
