@@ -76,14 +76,12 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
         _fits_float32(name, value)
         if double and as_float32(value) != value:
             notes.append(f"{name} {value!r} is stored as float32 {as_float32(value)!r}")
-    general = bool(state.needs_general or state.bias is not None)
+    general, because = bool(state.needs_general or state.bias is not None), ""
     if not general and scale is not None and facts.shape(scale) == (1,) and source_size != 1:
-        general = True
-        notes.append("written as GeneralRMSNorm: onnxruntime 1.20 fuses a body with a scale of shape [1] and fails")
+        general, because = True, "onnxruntime 1.20 fuses a body with a scale of shape [1] and fails"
     if not general and scale is None and _tempts_onnxruntime(facts, state.value, x):
         # GeneralRMSNorm is the one body that onnxruntime's optimizer never fuses
-        general = True
-        notes.append("written as GeneralRMSNorm: onnxruntime would mistake the enlarging factor after it for its scale")
+        general, because = True, "onnxruntime would mistake the enlarging factor after it for its scale"
     parameters = NormParameters(
         op=Op.GENERAL_RMS_NORM if general else Op.RMS_NORM,
         output_type=int(out_type),
@@ -111,6 +109,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
         fewer_roundings=fewer,
         cast_x=not candidates,
         same=state.same,
+        general_because=because,
         notes=tuple(notes),
     )
     return with_residual(facts, match)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -39,8 +39,8 @@ def recognise(
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
     """
     graphs = scopes(model) if graphs is None else graphs
-    candidates = [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
-    if not candidates:
+    starts = candidates(graphs)
+    if not starts:
         return [], []
     inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
     for scope in graphs:
@@ -49,7 +49,7 @@ def recognise(
     facts = Facts(model, inferred, declared)
     matches: list[Match] = []
     misses: list[Miss] = []
-    for scope, node in candidates:
+    for scope, node in starts:
         for result in _Candidate(facts, node, scope.name).run():
             if isinstance(result, Match):
                 matches.append(result)
@@ -68,6 +68,11 @@ def _skeleton(
 
 
 _STARTS = frozenset(grammar.OPENINGS) | fused_forms.OPERATORS
+
+
+def candidates(graphs: Iterable[Scope]) -> list[tuple[Scope, ir.Node]]:
+    """The nodes at which recognition starts, with the graphs that they stand in."""
+    return [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
 
 
 def _without_overlap(matches: list[Match]) -> list[Match]:

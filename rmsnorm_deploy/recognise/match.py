@@ -91,6 +91,7 @@ class Match:
         cast_x: ``x`` is of another type and has to be cast to ``parameters.output_type`` first.
         add_outside: ``residual`` broadcasts, so that the addition stays a node of its own.
         same: values of the chain that nothing but noise separates from ``output``.
+        general_because: why a plain norm has the operator GeneralRMSNorm; empty otherwise.
         notes: what a user should know about this site, one sentence each.
         plain: the same norm with the addition in front of it left to a node of its own; None where it takes in none.
     """
@@ -114,5 +115,6 @@ class Match:
     cast_x: bool = False
     add_outside: bool = False
     same: tuple[ir.Value, ...] = ()
+    general_because: str = ""
     notes: tuple[str, ...] = ()
     plain: Match | None = None
