@@ -50,7 +50,7 @@ fusing: __init__ emit report fuse
 model: __init__ cut external opset splice load save
 op: definition __init__ reference
 recognise: __init__ match refusal scopes folding inference facts factor state checks square leading reduction step
-    statistic keepdims normalised output grammar residual ending fused_forms engine
+    statistic keepdims normalised output grammar residual rounding ending fused_forms engine
 run: __init__ inputs nvidia session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
