@@ -7,7 +7,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_fuse import if_model
 
 from rmsnorm_deploy.errors import UsageError, first_line, last_line
 from rmsnorm_deploy.model import atomic
@@ -15,6 +14,7 @@ from rmsnorm_deploy.model.external import external_tensors, weights_folder
 from rmsnorm_deploy.model.graphs import graphs_of, ir_subgraphs, nodes_of, opset_of, subgraphs, walk
 from rmsnorm_deploy.model.skeleton import ir_without_weights, is_left_out, put_back, without_weights
 from rmsnorm_deploy.model.validity import complaint
+from tests.support.graphs import if_model
 
 
 def listing(folder):

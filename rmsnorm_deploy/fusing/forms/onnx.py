@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft
-from rmsnorm_deploy.fusing.form import Emission, Needs, OutputForm, Unsuited
+from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft, Emission
+from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.trailing import as_trailing_norm
 from rmsnorm_deploy.recognise.match import Match
 
