@@ -42,24 +42,26 @@ ROOMS = {
 FREE = {"cli", "__init__", "__main__"}
 
 # The files of each room, from the lowest to the highest: a file may import those before it. A new file goes anywhere
-# behind what it imports and before what imports it.
+# behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
+# another.
 FILES = """
 check: __init__ bench doctor exact verify demo
 cli: __init__ app
 fusing: __init__ emit report fuse
-model: __init__ cut external opset splice load save
-op: definition __init__ reference
+model: __init__ atomic graphs files skeleton cut external splice opset load weights validity save
+op: dtypes versions definition body reference schema __init__
 recognise: __init__ match scopes folding inference facts partial checks ending fused_forms grammar engine
 run: __init__ inputs nvidia session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
-tvm/importer: __init__ dtypes shaping expand table attention gathering matrices rotary prepare sixteen_bits convert
+tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
+    rotary shaping slicing convert
 tvm/passes: __init__ lower rest tidy pipeline
-tvm/schedules: norm arguments values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows gpu/choose cpu/streaming
-    gpu cpu/choose cpu __init__
-tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values
-tvm/targets: device limits machines target __init__
-tvm/tuning: __init__ log measure worker search
+tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
+    gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
+tvm/targets: __init__ gpu gpus gpus/* machines registry device resolve
+tvm/tuning: __init__ log worker judge devices measure runner choosing search
 """
 
 
@@ -91,7 +93,15 @@ def place_of(name):
 def listed():
     """``FILES`` as a table."""
     rooms = re.split(r"^(\S+):", FILES, flags=re.MULTILINE)[1:]
-    return {room: files.split() for room, files in zip(rooms[::2], rooms[1::2], strict=True)}
+    there = [place_of(name) for name in sorted(NAMES)]
+
+    def meant(room, file):
+        return [f for r, f in there if r == room and f.startswith(file[:-1])] if file.endswith("/*") else [file]
+
+    return {
+        room: [f for file in files.split() for f in meant(room, file)]
+        for room, files in zip(rooms[::2], rooms[1::2], strict=True)
+    }
 
 
 def imported(path):
