@@ -17,7 +17,7 @@ def _cross_compiler(triple: str) -> str:
     """The C++ compiler that links for another architecture.
 
     Raises:
-        MissingEnvironment: there is none.
+        MissingEnvironment: it is not found.
     """
     machine = machine_of(triple)
     system = triple[triple.index("linux") :]
@@ -35,7 +35,7 @@ def compiler(triple: str) -> str:
     """The C++ compiler that links for ``triple``.
 
     Raises:
-        MissingEnvironment: there is none.
+        MissingEnvironment: it is not found.
     """
     if machine_of(triple) != this_machine():
         return _cross_compiler(triple)
