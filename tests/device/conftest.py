@@ -11,7 +11,7 @@ import emulator as em
 
 from benchmarks.gpu.contract import Kernels
 from benchmarks.gpu.driver import Gpu, cuda
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 GUARD = 256
 CANARY = 0xA5

@@ -9,7 +9,7 @@ import sys
 import pytest
 from native import Build, output_of
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 CASES = [
     "rows",

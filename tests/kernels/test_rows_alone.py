@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_contract import BF16, DTYPES, F16, F32, INSTRUCTION_SETS, Call, load, values
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 SIZES = [16, 32, 63, 64, 96, 128, 200, 256, 896, 1024, 2048, 4096, 4128, 8192]
 # The contract can do more in one call than the operators.

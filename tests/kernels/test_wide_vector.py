@@ -8,7 +8,7 @@ import pytest
 from driver import Driver, build, run
 from test_contract import BF16, F16, F32, Call, cases, load, values
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "ops" / "cpu"
