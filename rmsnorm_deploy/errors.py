@@ -46,12 +46,12 @@ class MissingEnvironment(RmsNormDeployError):
 
 def first_line(error: BaseException | str, most: int = 300) -> str:
     """The first line of what an error says, at most ``most`` characters; its type where it says nothing."""
-    return _lines(error)[0][:most]
+    return _lines(error)[0].strip()[:most]
 
 
 def last_line(error: BaseException | str, most: int = 300) -> str:
     """The last line of what an error says, where a foreign library puts the cause; else as :func:`first_line`."""
-    return _lines(error)[-1][:most]
+    return _lines(error)[-1].strip()[:most]
 
 
 def _lines(error: BaseException | str) -> list[str]:

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "../include/rms_norm.h"
+
 namespace rmsnorm_deploy {
 
 // Index of the first level of a kernel table.
@@ -21,11 +23,11 @@ enum Rounding {
   kRoundingCount = 2
 };
 
-// How a mean square becomes an rms.
-struct Statistic {
-  double epsilon;
-  double epsilon_outside;
-  double rms_floor;
+// The float attributes of the contract.
+struct Attributes {
+#define FIELD(name, neutral, since) double name = neutral;
+  RMS_NORM_FLOAT_ATTRIBUTES(FIELD)
+#undef FIELD
 };
 
 // Rows that lie one behind the other: x is [rows, size].
@@ -40,7 +42,7 @@ struct RowsArgs {
   std::int64_t size;
   std::int64_t measured;  // how many leading entries of a row make up the mean; 1 to size
   bool far;               // write past the caches: y and sum are in whole lines of 64 bytes, apart from x and residual
-  Statistic statistic;
+  Attributes attributes;
 };
 
 // A norm down the columns of one [size, inner] matrix, for the columns [begin, end).
@@ -58,31 +60,25 @@ struct ColumnsArgs {
   std::int64_t begin;
   std::int64_t end;
   std::int64_t measured;
-  Statistic statistic;
+  Attributes attributes;
 };
 
 using RowsKernel = void (*)(const RowsArgs&);
 using ColumnsKernel = void (*)(const ColumnsArgs&);
 using WeightsKernel = void (*)(const void* from, float* to, std::int64_t count);
+using NarrowKernel = void (*)(const float* from, void* to, std::int64_t count);
 
 struct KernelTable {
   const char* name;
+  bool (*usable)();  // whether this machine can run them
   RowsKernel rows[kElementCount][kModeCount][kRoundingCount];
   ColumnsKernel columns[kElementCount][kModeCount][kRoundingCount];
   WeightsKernel weights[kElementCount][kElementCount];  // from the first type, rounded to the second
+  NarrowKernel narrow[kElementCount];                   // to the type
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.
 constexpr std::int64_t kColumnTile = 64;
-
-extern const KernelTable kPortableKernels;
-#if defined(RMSNORM_DEPLOY_X86)
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
-#endif
-#if defined(RMSNORM_DEPLOY_ARM64)
-extern const KernelTable kNeonKernels;
-#endif
 
 }  // namespace rmsnorm_deploy
 

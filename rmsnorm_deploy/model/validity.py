@@ -10,7 +10,7 @@ from rmsnorm_deploy.errors import ModelError, first_line
 from rmsnorm_deploy.model.atomic import write_new
 from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
 from rmsnorm_deploy.model.load import load_model
-from rmsnorm_deploy.model.skeleton import without_weights
+from rmsnorm_deploy.model.skeleton import is_large, is_left_out, without_weights
 
 _RUNTIME_OPS = frozenset({"SimplifiedLayerNormalization"})
 """onnxruntime has this one in ai.onnx, where onnx's checker takes it for a mistake."""
@@ -25,7 +25,7 @@ def complaint(model: onnx.ModelProto | Path) -> str:
     """
     try:
         if isinstance(model, onnx.ModelProto):
-            onnx.checker.check_model(without_weights(model), full_check=True)
+            onnx.checker.check_model(_without_files(model), full_check=True)
         else:
             onnx.checker.check_model(model)
     except Exception as error:  # protobuf, UTF-8 and checker errors share no base
@@ -33,6 +33,22 @@ def complaint(model: onnx.ModelProto | Path) -> str:
     if isinstance(model, onnx.ModelProto) and not _names_are_text(model):
         return "a name in it is not valid UTF-8"
     return ""
+
+
+def _without_files(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose weights are inputs: the checker looks for the file of external data."""
+    copy = without_weights(model, lambda t: is_large(t) or t.data_location == onnx.TensorProto.EXTERNAL)
+    inputs = {value.name for value in copy.graph.input}
+    kept = []
+    for tensor in copy.graph.initializer:
+        if not is_left_out(tensor):
+            kept.append(tensor)
+        elif tensor.name not in inputs:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            copy.graph.input.append(value)
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
 
 
 def _names_are_text(model: onnx.ModelProto) -> bool:
