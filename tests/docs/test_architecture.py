@@ -27,7 +27,7 @@ ROOMS = {
     "fusing": {"errors", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "model", "op", "run"},
-    "tvm": {"errors", "fusing", "model", "op", "run"},
+    "tvm": {"check", "errors", "fusing", "model", "op", "run"},
     "tvm/targets": set(),
     "tvm/schedules": {"tvm/targets"},
     "tvm/sizes": set(),
@@ -45,14 +45,14 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ bench doctor exact verify demo
+check: __init__ machine result ulp exact bench doctor original comparison verify demo
 cli: __init__ app
-fusing: __init__ names draft report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
-model: __init__ atomic graphs files skeleton cut external splice opset load weights validity save
+fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
+model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: versions dtypes definition body reference schema __init__
-recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks ending
+recognise: __init__ match scopes inference folding refusal facts factor leading residual state checks ending
     fused_forms square step reduction keepdims normalised output statistic grammar engine
-run: __init__ inputs nvidia session runner
+run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices

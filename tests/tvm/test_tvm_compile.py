@@ -262,7 +262,7 @@ def test_empty_tensors(tmp_path):
     ("variable", "value", "said"),
     [
         ("PATH", "/nowhere", "there is no C++ compiler"),
-        ("CXX", "/nowhere/g++", "'/nowhere/g++' is not one"),
+        ("CXX", "/nowhere/g++", "CXX names '/nowhere/g++', which is not a program"),
         ("CXX", "COMPILER", ": ld: no such thing"),
     ],
 )
