@@ -33,7 +33,7 @@ INPUTS = {
 def library():
     if os.environ.get("RMSNORM_DEPLOY_LIBRARY"):
         return os.environ["RMSNORM_DEPLOY_LIBRARY"]
-    from rmsnorm_deploy.run.session import library_path
+    from rmsnorm_deploy.run.library import library_path
 
     return str(library_path())
 
