@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "../cpu/plan.h"
+#include "../contract/check.h"
+#include "../cpu/convert.h"
 #include "errors.h"
 #include "runtime.h"
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import gpu_check
 from benchmarks.gpu import contract, table
+from tests.support.contract import BF16, F16, F32, Params
 from tests.support.cuda import emulator as em
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,8 +202,8 @@ def test_a_step_that_hangs_is_ended(tmp_path, machine):
 
 
 def test_the_contract_has_one_layout():
-    assert contract.Params._fields_ == em.C.Params._fields_
-    assert contract.TYPES == {"float32": em.C.F32, "float16": em.C.F16, "bfloat16": em.C.BF16}
+    assert contract.Params._fields_ == Params._fields_
+    assert contract.TYPES == {"float32": F32, "float16": F16, "bfloat16": BF16}
 
 
 def record(**changes):

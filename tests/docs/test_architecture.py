@@ -1,8 +1,14 @@
-"""Who may import whom, and what importing the package loads."""
+"""Who may import whom, between rooms and inside each, and what importing the package loads.
+
+``python -m tests.docs.test_architecture`` prints ``FILES`` as the imports have it now.
+"""
 
 import ast
+import graphlib
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -35,6 +41,27 @@ ROOMS = {
 }
 FREE = {"cli", "__init__", "__main__"}
 
+# The files of each room, from the lowest to the highest: a file may import those before it. A new file goes anywhere
+# behind what it imports and before what imports it.
+FILES = """
+check: __init__ bench doctor exact verify demo
+cli: __init__ app
+fusing: __init__ emit report fuse
+model: __init__ cut external opset splice load save
+op: definition __init__ reference
+recognise: __init__ match scopes folding inference facts partial checks ending fused_forms grammar engine
+run: __init__ inputs nvidia session runner
+tvm: compiling __init__
+tvm/artefact: __init__ cubin linking weights load
+tvm/importer: __init__ dtypes shaping expand table attention gathering matrices rotary prepare sixteen_bits convert
+tvm/passes: __init__ lower rest tidy pipeline
+tvm/schedules: norm arguments values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows gpu/choose cpu/streaming
+    gpu cpu/choose cpu __init__
+tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values
+tvm/targets: device limits machines target __init__
+tvm/tuning: __init__ log measure worker search
+"""
+
 
 def modules():
     return sorted(PACKAGE.rglob("*.py"))
@@ -51,6 +78,20 @@ def room_of(name):
     """The room that a module is in: a folder, one of the folders in tvm/, or a file of the top."""
     parts = name.split("/")
     return "/".join(parts[:2]) if parts[0] == "tvm" else parts[0]
+
+
+def place_of(name):
+    """The folder that is a room, or has rooms in it, and the file's name in there."""
+    room = room_of(name)
+    if (PACKAGE / room).is_dir():
+        return room, name.removeprefix(room).lstrip("/") or "__init__"
+    return room.rpartition("/")[0], room.rpartition("/")[2]
+
+
+def listed():
+    """``FILES`` as a table."""
+    rooms = re.split(r"^(\S+):", FILES, flags=re.MULTILINE)[1:]
+    return {room: files.split() for room, files in zip(rooms[::2], rooms[1::2], strict=True)}
 
 
 def imported(path):
@@ -77,6 +118,20 @@ def test_imports_follow_the_arrows(path):
     assert room in ROOMS, f"{room} is new: say what it may import"
     allowed = {room, *ROOMS[room], *(ROOMS["tvm"] if room.startswith("tvm/") else ())}
     assert {room_of(name) for name in imported(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.parent != PACKAGE], ids=named)
+def test_inside_a_room_files_import_only_lower_ones(path):
+    room, file = place_of(named(path))
+    files = listed()[room]
+    assert file in files, f"{file} is new in {room}: put it into FILES behind what it imports"
+    inside = {other for place, other in map(place_of, imported(path)) if place == room} - {file}
+    assert inside <= set(files[: files.index(file)]), f"{file} imports what stands behind it in FILES"
+
+
+def test_every_file_that_is_listed_is_there():
+    there = {place_of(name) for name in NAMES}
+    assert not [(room, file) for room, files in listed().items() for file in files if (room, file) not in there]
 
 
 @pytest.mark.parametrize("path", modules(), ids=named)
@@ -109,3 +164,20 @@ def test_no_machine_or_registry_is_named():
         text = path.read_text(errors="ignore")
         for wrong in ("/wo" + "rk/", "index-" + "url"):
             assert wrong not in text, f"{name} names {wrong}"
+
+
+def main():
+    """Print the order that the imports ask for."""
+    rooms = {}
+    for path in modules():
+        room, file = place_of(named(path))
+        inside = {other for place, other in map(place_of, imported(path)) if place == room}
+        rooms.setdefault(room, {})[file] = sorted(inside - {file})
+    for room, files in sorted(rooms.items()):
+        if room:
+            line = f"{room}: {' '.join(graphlib.TopologicalSorter(files).static_order())}"
+            sys.stdout.write(textwrap.fill(line, 118, subsequent_indent="    ") + "\n")
+
+
+if __name__ == "__main__":
+    main()

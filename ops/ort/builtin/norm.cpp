@@ -2,11 +2,11 @@
 #include <limits>
 #include <string>
 
+#include "../../cpu/convert.h"
 #include "../attributes.h"
 #include "../errors.h"
 #include "../runtime.h"
 #include "kernels.h"
-#include "narrow.h"
 #include "rows.h"
 
 namespace rmsnorm_deploy {

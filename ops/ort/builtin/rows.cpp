@@ -5,10 +5,11 @@
 #include <limits>
 #include <new>
 
+#include "../../contract/check.h"
+#include "../../cpu/convert.h"
 #include "../../cpu/plan.h"
 #include "../../cpu/scalar.h"
 #include "../errors.h"
-#include "narrow.h"
 
 namespace rmsnorm_deploy {
 namespace {
