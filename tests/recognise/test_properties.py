@@ -1,4 +1,4 @@
-"""Spellings drawn from the product of all stages are found and right; the same with one thing broken are refused."""
+"""Spellings drawn from the product of all stages are found and correct; the same with one thing broken are refused."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def spellings(draw, layouts=LAYOUTS):
         kinds += ["clamp", "outside"] + (["partial"] if shape[-1] > 1 else [])
     kind = pick(kinds)
     # what an all-float16 graph rounds in sums and small constants is not the mean that the formula means; a constant
-    # behind a rounding to 16 bits is an order that the operator does not have
+    # after a rounding to 16 bits is an order that the operator does not have
     means = ["mean", "mean_noop"] if layout == "plain16" else [m for m in MEANS if wide or m != "sum"]
     mean = pick(means)
     inside = "none" if mean == "l2" or kind == "clamp" else pick(INSIDE)
@@ -96,7 +96,7 @@ def spellings(draw, layouts=LAYOUTS):
 
 @EXAMPLES
 @given(spellings())
-def test_any_product_of_the_stages_is_found_and_right(s):
+def test_any_product_of_the_stages_is_found_and_correct(s):
     check(s)
 
 
@@ -119,7 +119,7 @@ BREAKS = {
     scale=st.booleans(),
     axis=st.sampled_from([-1, 1]),
 )
-def test_with_one_thing_broken_it_is_refused_or_still_right(name, normalise, size, scale, axis):
+def test_with_one_thing_broken_it_is_refused_or_still_correct(name, normalise, size, scale, axis):
     g = Graph()
     x, z = g.input("x", F, (size, size)), g.input("z", F, (size, size))
     square, numerator, changes = BREAKS[name](g, x, z)
