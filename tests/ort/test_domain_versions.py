@@ -10,11 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import rmsnorm_deploy
 from rmsnorm_deploy import op
+from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, versions
 from rmsnorm_deploy.op.versions import Version
 from tests.support.native import compiler
 from tests.support.older import ROOT, VERSIONS, python_with
+from tests.support.spellings.norms import Spelling, build
 
 F = TensorProto.FLOAT
 EPSILON = {1: 0.0, 2: 0.25}
@@ -120,6 +123,27 @@ def test_a_model_keeps_its_version(two_versions):
     assert op.version_of({"": 18, DOMAIN: 1}) == 1
     with pytest.raises(ValueError, match=r"version 3 of the domain rmsnorm_deploy is unknown .* which knows 1, 2"):
         op.version_of({DOMAIN: 3})
+
+
+@pytest.mark.parametrize("imports", [None, 1, 2])
+def test_fusing_writes_the_version_that_the_model_has_and_else_the_newest(two_versions, imports):
+    model = build(Spelling()).model
+    if imports:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, imports))
+    fused, _ = rmsnorm_deploy.fuse(model)
+    (node,) = (n for n in fused.graph.node if n.domain == DOMAIN)
+    version = op.version_of({o.domain: o.version for o in fused.opset_import})
+    assert version == (imports or 2)
+    assert [a.name for a in node.attribute] == list(op.attribute_names(Op.RMS_NORM, version))
+    assert fused.functions[0] == op.function_body(Op.RMS_NORM, 18, version)
+    NormParameters.from_node(node, version=version)
+
+
+def test_fusing_leaves_a_model_of_an_unknown_version_alone():
+    model = build(Spelling()).model
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 2))
+    with pytest.raises(ModelError, match="version 2 of the domain rmsnorm_deploy is unknown"):
+        rmsnorm_deploy.fuse(model)
 
 
 @pytest.mark.parametrize(("says", "imports"), [(None, 2), (1, 2), (2, 1)])
