@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.contract import DTYPES, MAX_RANK, Params
+from benchmarks.gpu.contract import MAX_RANK, Params
+from tests.support.contract import DTYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = Path(__file__).resolve().parent / "shim"
