@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.contract import DTYPES, MAX_RANK, Params
+from benchmarks.gpu.contract import MAX_RANK, Params
+from tests.support.contract import DTYPES
 from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
