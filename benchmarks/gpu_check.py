@@ -173,10 +173,10 @@ class Check:
 
     def device_tests(self) -> tuple[str, str]:
         only = ["-k", "in_place or zero_sizes or graph"] if self.given.quick else []
-        return self.pytest("tests", ROOT / "tests" / "device", *only)
+        return self.pytest("tests", ROOT / "tests" / "kernels" / "device", *only)
 
     def cpu_tests(self) -> tuple[str, str]:
-        folder = ROOT / "tests" / "kernels"
+        folder = ROOT / "tests" / "kernels" / "cpu"
         return self.pytest("cpu", folder / "test_contract.py", folder / "test_accuracy.py")
 
     def sanitizer(self, which: str, *dtypes: str) -> tuple[str, str]:

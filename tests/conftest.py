@@ -1,6 +1,5 @@
-"""Makes the helpers of tests/ importable by plain name in every suite."""
+"""What every test run has."""
 
-import sys
-from pathlib import Path
+import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("tests.support")

@@ -57,9 +57,11 @@ int check(const rms_norm_params& p, Sizes& sizes) noexcept {
   }
   if (p.partial_size < 1 || (p.partial_size < sizes.size && p.axis_count != 1)) return RMS_NORM_BAD_PARTIAL;
   sizes.measured = std::min(sizes.size, p.partial_size);
-  for (const float value : {p.epsilon, p.epsilon_outside, p.rms_floor}) {
+#define VALUE(name, neutral, since) p.name,
+  for (const float value : {RMS_NORM_FLOAT_ATTRIBUTES(VALUE)}) {
     if (!(value >= 0.0f) || std::isinf(value)) return RMS_NORM_BAD_VALUE;
   }
+#undef VALUE
   for (std::int32_t i = 0; i < p.rank; ++i) {
     if (p.scale_strides[i] < 0 || (p.bias && p.bias_strides[i] < 0)) return RMS_NORM_BAD_STRIDE;
   }
@@ -75,7 +77,7 @@ extern "C" const char* rmsnorm_deploy_error_text(int code) {
     case RMS_NORM_OK:
       return "no error";
     case RMS_NORM_BAD_VERSION:
-      return "the params struct is of another version than this library";
+      return "the version of the params struct is 0, or newer than this library";
     case RMS_NORM_BAD_TYPE:
       return "an element type is unknown, or this combination of types is not supported";
     case RMS_NORM_BAD_SHAPE:
@@ -85,7 +87,9 @@ extern "C" const char* rmsnorm_deploy_error_text(int code) {
     case RMS_NORM_BAD_PARTIAL:
       return "partial_size must be at least 1, and needs exactly one axis where it is below the dimension";
     case RMS_NORM_BAD_VALUE:
-      return "epsilon, epsilon_outside and rms_floor must be finite and not negative";
+#define NAME(name, neutral, since) " " #name
+      return "each of these must be finite and not negative:" RMS_NORM_FLOAT_ATTRIBUTES(NAME);
+#undef NAME
     case RMS_NORM_BAD_STRIDE:
       return "strides of scale and bias must not be negative";
     case RMS_NORM_BAD_ISA:

@@ -1,7 +1,7 @@
 // Whether the params of the contract make sense, the sizes that follow from them, and the sentence for each code; the
 // same for every backend.
-#ifndef RMSNORM_DEPLOY_COMMON_CHECK_H_
-#define RMSNORM_DEPLOY_COMMON_CHECK_H_
+#ifndef RMSNORM_DEPLOY_CONTRACT_CHECK_H_
+#define RMSNORM_DEPLOY_CONTRACT_CHECK_H_
 
 #include <cstdint>
 
@@ -21,9 +21,10 @@ struct Sizes {
 // Bytes of one element, or 0 for a type that the contract does not have.
 std::int64_t element_size(std::int32_t type) noexcept;
 
-// A code of the contract. `sizes` is complete on RMS_NORM_OK only; nothing is left to do where its total is 0.
+// A code of the contract. `params` is of this library's version, as versions.h makes it. `sizes` is complete on
+// RMS_NORM_OK only; nothing is left to do where its total is 0.
 int check(const rms_norm_params& params, Sizes& sizes) noexcept;
 
 }  // namespace rmsnorm_deploy
 
-#endif  // RMSNORM_DEPLOY_COMMON_CHECK_H_
+#endif  // RMSNORM_DEPLOY_CONTRACT_CHECK_H_

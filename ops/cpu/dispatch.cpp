@@ -7,6 +7,7 @@
 #include <cpuid.h>
 #endif
 
+#include "../contract/versions.h"
 #include "plan.h"
 
 namespace rmsnorm_deploy {
@@ -78,8 +79,9 @@ extern "C" {
 
 int rmsnorm_deploy_cpu_run(const rms_norm_params* params) {
   if (!params) return RMS_NORM_BAD_POINTER;
+  rms_norm_params room;
   Plan plan;
-  const int code = plan.prepare(*params, false);
+  const int code = plan.prepare(rmsnorm_deploy::current(*params, room), false);
   if (code == RMS_NORM_OK) plan.run(0, plan.units());
   return code;
 }

@@ -60,7 +60,7 @@ struct DoubleArgs {
   std::int64_t measured;
   std::int64_t step;
   std::int32_t round_type;
-  Statistic statistic;
+  Attributes attributes;
 };
 
 template <typename T>
@@ -94,8 +94,8 @@ void double_group(const DoubleArgs& a) noexcept {
     total += ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
   const double mean = total / static_cast<double>(a.measured);
-  const double unbounded = std::sqrt(mean + a.statistic.epsilon) + a.statistic.epsilon_outside;
-  const double rms = unbounded < a.statistic.rms_floor ? a.statistic.rms_floor : unbounded;
+  const double unbounded = std::sqrt(mean + a.attributes.epsilon) + a.attributes.epsilon_outside;
+  const double rms = unbounded < a.attributes.rms_floor ? a.attributes.rms_floor : unbounded;
   T* y = static_cast<T*>(a.y);
   for (std::int64_t i = 0; i < a.size; ++i) {
     const double n = round_to(widen(x[i * a.step]) / rms, a.round_type);
@@ -206,7 +206,9 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   size_ = sizes.size;
   inner_ = sizes.inner;
   measured_ = sizes.measured;
-  statistic_ = {params.epsilon, params.epsilon_outside, params.rms_floor};
+#define VALUE(name, neutral, since) params.name,
+  attributes_ = {RMS_NORM_FLOAT_ATTRIBUTES(VALUE)};
+#undef VALUE
   if (sizes.total == 0) return RMS_NORM_OK;
   const std::int64_t bytes = element_size(params.x_type);
 
@@ -281,7 +283,7 @@ void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
     a.size = size_;
     a.measured = measured_;
     a.far = far_;
-    a.statistic = statistic_;
+    a.attributes = attributes_;
     kernel(a);
     begin += rows;
   }
@@ -309,7 +311,7 @@ void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
     a.begin = first * kColumnTile;
     a.end = std::min(inner_, (first + tiles) * kColumnTile);
     a.measured = measured_;
-    a.statistic = statistic_;
+    a.attributes = attributes_;
     kernel(a);
     begin += tiles;
   }
@@ -334,7 +336,7 @@ void Plan::run_double(std::int64_t begin, std::int64_t end) const noexcept {
     a.measured = measured_;
     a.step = inner_;
     a.round_type = params_->round_type;
-    a.statistic = statistic_;
+    a.attributes = attributes_;
     switch (params_->x_type) {
       case RMS_NORM_FLOAT32:
         double_group<float>(a);

@@ -61,7 +61,7 @@ class Plan {
   int element_ = 0;
   int mode_ = 0;
   int rounding_ = 0;
-  Statistic statistic_ = {};
+  Attributes attributes_;
   Weights scale_;
   Weights bias_;
 };

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "../include/rms_norm.h"
+
 namespace rmsnorm_deploy {
 
 // Index of the first level of a kernel table.
@@ -21,11 +23,11 @@ enum Rounding {
   kRoundingCount = 2
 };
 
-// How a mean square becomes an rms.
-struct Statistic {
-  double epsilon;
-  double epsilon_outside;
-  double rms_floor;
+// The float attributes of the contract.
+struct Attributes {
+#define FIELD(name, neutral, since) double name = neutral;
+  RMS_NORM_FLOAT_ATTRIBUTES(FIELD)
+#undef FIELD
 };
 
 // Rows that lie one behind the other: x is [rows, size].
@@ -40,7 +42,7 @@ struct RowsArgs {
   std::int64_t size;
   std::int64_t measured;  // how many leading entries of a row make up the mean; 1 to size
   bool far;               // write past the caches: y and sum are in whole lines of 64 bytes, apart from x and residual
-  Statistic statistic;
+  Attributes attributes;
 };
 
 // A norm down the columns of one [size, inner] matrix, for the columns [begin, end).
@@ -58,7 +60,7 @@ struct ColumnsArgs {
   std::int64_t begin;
   std::int64_t end;
   std::int64_t measured;
-  Statistic statistic;
+  Attributes attributes;
 };
 
 using RowsKernel = void (*)(const RowsArgs&);

@@ -29,15 +29,16 @@ struct Weights {
   bool single;
 };
 
-// How a sum of squares becomes an rms.
+// How a sum of squares becomes an rms: the float attributes of the contract, and what follows from them. statistic.cuh
+// makes and reads it.
 struct Statistic {
+#define FIELD(name, neutral, since) float name;
+  RMS_NORM_FLOAT_ATTRIBUTES(FIELD)
+#undef FIELD
   double count;      // values in the mean
   float count_high;  // 1 / count, in two parts
   float count_low;
-  float epsilon;
-  float epsilon_outside;
-  float rms_floor;
-  float largest_term;  // of sqrt(epsilon) and the last two
+  float largest_term;  // of sqrt(epsilon), epsilon_outside and rms_floor
   bool plain;          // the last two are zero
   bool ordinary;       // they are so small that float32 arithmetic cannot overflow on them
 };

@@ -1,6 +1,7 @@
 // The exported half of the contract on the GPU.
 #include <cuda_runtime.h>
 
+#include "../contract/versions.h"
 #include "../include/rms_norm_cuda.h"
 #include "plan.h"
 
@@ -51,7 +52,9 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   Device device = {};
   cudaError_t error = describe(device);
   Launch launch;
-  const int code = plan(*params, device, launch);  // wrong params are refused without a device too
+  rms_norm_params room;
+  const int code =
+      plan(rmsnorm_deploy::current(*params, room), device, launch);  // wrong params are refused without a device too
   if (code != RMS_NORM_OK || !launch.kernel) return code;
   if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);

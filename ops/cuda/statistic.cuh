@@ -2,11 +2,29 @@
 #ifndef RMSNORM_DEPLOY_CUDA_STATISTIC_CUH_
 #define RMSNORM_DEPLOY_CUDA_STATISTIC_CUH_
 
+#include <algorithm>
+#include <cmath>
+
 #include "args.h"
 #include "device.h"
 
 namespace rmsnorm_deploy {
 namespace cuda {
+
+// What the kernels are handed; runs on the host.
+inline Statistic statistic_of(const rms_norm_params& p, std::int64_t measured) {
+  Statistic s = {};
+#define SET(name, neutral, since) s.name = p.name;
+  RMS_NORM_FLOAT_ATTRIBUTES(SET)
+#undef SET
+  s.count = static_cast<double>(measured);
+  s.count_high = static_cast<float>(1.0 / s.count);
+  s.count_low = static_cast<float>(1.0 / s.count - static_cast<double>(s.count_high));
+  s.largest_term = std::max({std::sqrt(p.epsilon), p.epsilon_outside, p.rms_floor});
+  s.plain = p.epsilon_outside == 0 && p.rms_floor == 0;
+  s.ordinary = p.epsilon_outside < 0x1p60f && p.rms_floor < 0x1p60f;
+  return s;
+}
 
 // A running sum. Results of 16 bits need no more than float32 accumulation. For wider ones the sum carries what each
 // addition lost (Knuth's TwoSum), so that the mean is good to the last place however long the row is. It takes no

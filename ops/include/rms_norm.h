@@ -35,7 +35,11 @@
 extern "C" {
 #endif
 
-/* Value of `rms_norm_params.version` for the layout below. */
+/*
+ * Version of the layout of `rms_norm_params` below, for its first field. New fields are only ever appended, and raise
+ * it. A caller that was compiled with an older version of this header goes on working: its shorter struct is read as
+ * far as it goes, and every newer field has its neutral value.
+ */
 #define RMS_NORM_PARAMS_VERSION 1
 
 /* Most dimensions that x can have. */
@@ -47,16 +51,28 @@ enum { RMS_NORM_FLOAT32 = 1, RMS_NORM_FLOAT16 = 10, RMS_NORM_FLOAT64 = 11, RMS_N
 /* What a call can return. */
 enum {
   RMS_NORM_OK = 0,
-  RMS_NORM_BAD_VERSION = 1,  /* `version` is not RMS_NORM_PARAMS_VERSION */
+  RMS_NORM_BAD_VERSION = 1,  /* `version` is 0, or newer than the library */
   RMS_NORM_BAD_TYPE = 2,     /* an element type is unknown, or the combination is not supported */
   RMS_NORM_BAD_SHAPE = 3,    /* rank, a dimension, or the run of axes is outside its range */
   RMS_NORM_BAD_POINTER = 4,  /* a pointer that is needed is NULL, or residual and sum do not come together */
   RMS_NORM_BAD_PARTIAL = 5,  /* partial_size is below 1, or below the dimension with several axes */
-  RMS_NORM_BAD_VALUE = 6,    /* epsilon, epsilon_outside or rms_floor is negative or not finite */
+  RMS_NORM_BAD_VALUE = 6,    /* a float attribute is negative or not finite */
   RMS_NORM_BAD_STRIDE = 7,   /* a stride of scale or bias is negative */
   RMS_NORM_BAD_ISA = 8,      /* the instruction set asked for is unknown, or this machine lacks it */
   RMS_NORM_OUT_OF_MEMORY = 9 /* no memory for the converted scale and bias */
 };
+
+/*
+ * The attributes that are floats, each finite and not negative: name, neutral value (what the formula is like without
+ * the attribute), and the version of `rms_norm_params` that brought it. The struct's last fields, their check, and what
+ * the kernels are handed all follow from this list. A new attribute is appended, and the version above is raised. A
+ * field of another kind closes the list: it goes behind the struct's last field, and later floats into a list behind
+ * it.
+ */
+#define RMS_NORM_FLOAT_ATTRIBUTES(ATTRIBUTE)                         \
+  ATTRIBUTE(epsilon, 0.0f, 1)         /* added to the mean square */ \
+  ATTRIBUTE(epsilon_outside, 0.0f, 1) /* added to the root */        \
+  ATTRIBUTE(rms_floor, 0.0f, 1)       /* least rms */
 
 /*
  * One call. All tensors of x's shape (x, residual, y, sum) are contiguous, in row-major order.
@@ -66,12 +82,16 @@ enum {
  * of its element type.
  */
 typedef struct rms_norm_params {
-  uint32_t version; /* RMS_NORM_PARAMS_VERSION */
+  uint32_t version; /* RMS_NORM_PARAMS_VERSION of the header that the caller was compiled with */
 
-  int32_t x_type;     /* T: type of x, residual, y and sum */
-  int32_t scale_type; /* type of scale and bias in memory: T or float32 */
-  int32_t round_type; /* type to which n and y are rounded: T, float32, or float64 with stash_type float64 */
-  int32_t stash_type; /* c: float32 or float64; with x_type float64 all arithmetic is float64 whatever this says */
+  /*
+   * Element types. The operators' attribute scale_type is called `round_type` here, since it says how to round;
+   * `scale_type` here says only how scale and bias lie in memory.
+   */
+  int32_t x_type;     /* T: of x, residual, y and sum in memory */
+  int32_t scale_type; /* of scale and bias in memory: T or float32 */
+  int32_t round_type; /* n and y are rounded to it: T, float32, or float64 with stash_type float64 */
+  int32_t stash_type; /* c, the arithmetic: float32 or float64; always float64 where x_type is float64 */
 
   int32_t rank;       /* number of dimensions of x, 1 to RMS_NORM_MAX_RANK */
   int32_t axis_begin; /* first normalised dimension, from 0 */
@@ -88,10 +108,11 @@ typedef struct rms_norm_params {
   int64_t scale_strides[RMS_NORM_MAX_RANK]; /* in elements, one for each dimension of x; 0 where scale is broadcast */
   int64_t bias_strides[RMS_NORM_MAX_RANK];  /* the same for bias; ignored without one */
 
-  int64_t partial_size;  /* leading entries of the normalised dimension in the mean; INT64_MAX, or >= size, is all */
-  float epsilon;         /* added to the mean square */
-  float epsilon_outside; /* added to the root */
-  float rms_floor;       /* least rms */
+  int64_t partial_size; /* leading entries of the normalised dimension in the mean; INT64_MAX, or >= size, is all */
+
+#define RMS_NORM_FIELD(name, neutral, since) float name;
+  RMS_NORM_FLOAT_ATTRIBUTES(RMS_NORM_FIELD) /* float epsilon; float epsilon_outside; and so on */
+#undef RMS_NORM_FIELD
 } rms_norm_params;
 
 /*

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.form import Emission
 from rmsnorm_deploy.recognise.match import Match
 
 METADATA = "rmsnorm_deploy."
@@ -18,6 +18,23 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Attributes = Mapping[str, int | float | list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """The nodes that replace one norm.
+
+    Attributes:
+        nodes: in topological order; the last one gives ``y``.
+        norm: the one among them that is the norm.
+        y: replaces ``Match.output``.
+        sum: replaces ``Match.sum``; None without a visible sum.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    norm: ir.Node
+    y: ir.Value
+    sum: ir.Value | None
 
 
 class Draft:

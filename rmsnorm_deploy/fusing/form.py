@@ -5,15 +5,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import onnx
-import onnx_ir as ir
 
+from rmsnorm_deploy.fusing.draft import Draft, Emission
 from rmsnorm_deploy.recognise.match import Match
-
-if TYPE_CHECKING:
-    from rmsnorm_deploy.fusing.draft import Draft
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +43,6 @@ class Needs:
     ir_version: int = 0
     domains: Mapping[str, int] = dataclasses.field(default_factory=dict)
     bodies: Mapping[str, Callable[[int], onnx.FunctionProto]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Emission:
-    """The nodes that replace one norm.
-
-    Attributes:
-        nodes: in topological order; the last one gives ``y``.
-        norm: the one among them that is the norm.
-        y: replaces ``Match.output``.
-        sum: replaces ``Match.sum``; None without a visible sum.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    norm: ir.Node
-    y: ir.Value
-    sum: ir.Value | None
 
 
 class OutputForm(Protocol):

@@ -1,20 +1,17 @@
-"""Writes fused files that every later release must still run: `python tests/data/make.py VERSION`, once a release."""
+"""Writes fused files that every later release must still run: `python -m tests.data.make VERSION`, once a release."""
 
 import sys
 from pathlib import Path
 
 import numpy as np
 
+import rmsnorm_deploy
+from rmsnorm_deploy.op.reference import rms_norm
+from tests.support.judge import rows
+from tests.support.spellings.graph import NUMPY
+from tests.support.spellings.norms import Spelling, build
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from judge import rows  # noqa: E402
-from spellings.graph import NUMPY  # noqa: E402
-from spellings.norms import Spelling, build  # noqa: E402
-
-import rmsnorm_deploy  # noqa: E402
-from rmsnorm_deploy.op.reference import rms_norm  # noqa: E402
-
 SPELLINGS = {
     "plain_float32_opset11": Spelling(opset=11),
     "plain_float32_opset13": Spelling(opset=13),

@@ -1,13 +1,6 @@
-"""The kernels' tests share the judge of tests/kernels."""
-
-import sys
-from pathlib import Path
-
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 
 
 @pytest.fixture(scope="session")

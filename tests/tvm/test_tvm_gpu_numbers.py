@@ -1,44 +1,20 @@
 """The GPU schedule against float64, without a GPU: the kernels' contract on what TVM writes for OpenCL and WebGPU."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-# the folder that this file is in would pass for an empty package "tvm"
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
-import test_contract
-from gpu_runners import OpenCL, WebGPU
-from test_contract import BF16, COMBINATIONS, F16, F32, F64, Call, agrees, ulp, values
-from test_tvm_kernels import SHARED, TvmKernels
-
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.gpu.grid import GpuSchedule
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from tests.support import contract_cases
+from tests.support.contract import BF16, COMBINATIONS, F16, F32, F64, Call, values
+from tests.support.tvm.gpu_kernels import GpuKernels, within
+from tests.support.tvm.gpu_runners import OpenCL, WebGPU
+from tests.support.tvm.kernels import SHARED
 
-UNITS = 3.5
-"""ULP that float32 may be off. OpenCL and WebGPU let a division alone be off by 2.5; all of it was seen off by 2.8."""
 SIZES = [64, 100, 128, 896, 4096, 4097, 8192]
-
-
-class GpuKernels(TvmKernels):
-    """The contract, answered by a runner."""
-
-    def __init__(self, runner, schedule=None):
-        super().__init__(schedule)
-        self.runner = runner
-
-    def function(self, norm):
-        needs(self, norm)
-
-        def call(*tensors):
-            arrays = [np.array(t.numpy(), order="C") for t in tensors]
-            self.runner.run(norm, arrays, self.schedule)
-            for tensor, array in zip(tensors, arrays, strict=True):
-                tensor.copyfrom(array)
-
-        return call
 
 
 @pytest.fixture(scope="module")
@@ -53,39 +29,13 @@ def webgpu():
 
 @pytest.fixture(params=["opencl", "webgpu"])
 def kernels(request, monkeypatch):
-    monkeypatch.setattr(test_contract, "agrees", within)  # the bar of the tests that come from there
+    monkeypatch.setattr(contract_cases, "agrees", within)  # the bar of the tests that come from there
     return GpuKernels(request.getfixturevalue(request.param))
 
 
 def devices(*types):
     """The devices that have all types: PoCL has no half precision on a CPU, WGSL neither float64 nor bfloat16."""
     return ["opencl"] * (F16 not in types) + ["webgpu"] * (F64 not in types and BF16 not in types)
-
-
-def needs(kernels, norm):
-    """Skip where the device or its language, not the schedule, lacks a type."""
-    types = {norm.dtype, norm.scale_dtype, norm.stash, norm.rounding}
-    if kernels.runner.kind == "opencl" and "float16" in types:
-        pytest.skip("PoCL has no half precision on a CPU: float16 runs on WebGPU")
-    if kernels.runner.kind == "webgpu" and types & {"float64", "bfloat16"}:
-        pytest.skip("WGSL has neither float64 nor bfloat16: they run on OpenCL")
-    if kernels.runner.kind == "webgpu" and "float16" in types and not kernels.runner.features:
-        pytest.skip("this lavapipe lacks shader-f16: the one of Mesa 22.3 has it")
-
-
-def within(call, y, total, units=UNITS):
-    """Within ``units`` ULP of the row's largest value in float32, rounded once in 16 bits; sums bit for bit."""
-    if call.x_type in (F16, BF16):
-        agrees(call, y, total)
-        return
-    wanted, wanted_sum = call.expected()
-    if total is not None:
-        np.testing.assert_array_equal(total, wanted_sum)
-    largest = np.abs(wanted).max(axis=tuple(call.axes), keepdims=True)
-    if call.bias is not None:
-        unbiased, _ = dataclasses.replace(call, bias=None).expected()
-        largest = np.maximum(largest, np.abs(unbiased).max(axis=tuple(call.axes), keepdims=True))
-    assert (np.abs(y.astype(np.float64) - wanted) / ulp(largest, F32)).max(initial=0) <= units
 
 
 @pytest.mark.parametrize(
@@ -102,7 +52,7 @@ def test_row_lengths(kernels, x_type, adds, size):
         within(call, *call.run(kernels))
 
 
-globals().update({name: getattr(test_contract, name) for name in SHARED})
+globals().update({name: getattr(contract_cases, name) for name in SHARED})
 
 
 @pytest.mark.parametrize(
@@ -199,8 +149,8 @@ def test_every_schedule_that_tuning_tries(kernels, size):
     rng = np.random.default_rng(23)
     call = Call(values(rng, (5, size), F32), values(rng, (size,), F32), residual=values(rng, (5, size), F32))
     norm = Norm(NormParameters(Op.ADD_RMS_NORM, F32, epsilon=1e-6), "float32", size)
-    schedules = gpu.candidates(norm, kernels.runner.target)
-    assert schedules[0] == gpu.default(norm, kernels.runner.target)
+    schedules = kernels.runner.schedules.candidates(norm)
+    assert schedules[0] == kernels.runner.schedules.default(norm)
     assert len(schedules) == len(set(schedules)) > 4
     for schedule in schedules:
         within(call, *call.run(GpuKernels(kernels.runner, schedule)))
@@ -210,7 +160,7 @@ def test_more_rows_than_a_grid_has_blocks_in_one_dimension(webgpu):
     rng = np.random.default_rng(29)
     norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", 4)
     call = Call(values(rng, (70_000 * 3, 4), F32), values(rng, (4,), F32))
-    one_row = gpu.GpuSchedule(4, 32, 1, 1, 1)
+    one_row = GpuSchedule(4, 32, 1, 1, 1)
     y = np.full_like(call.x, 7)
     webgpu.run(norm, [call.x, call.scale, y], one_row)
     within(call, y, None)

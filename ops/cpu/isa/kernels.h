@@ -65,7 +65,7 @@ INLINE void square_roots(double* values) {
 }
 #endif
 
-INLINE double root_mean_square(double total, double per_count, const Statistic& s) {
+INLINE double root_mean_square(double total, double per_count, const Attributes& s) {
   const double mean = total * per_count;
   const double rms = __builtin_sqrt(mean + s.epsilon) + s.epsilon_outside;
   return rms < s.rms_floor ? s.rms_floor : rms;  // false for a NaN, which therefore stays
@@ -307,7 +307,7 @@ INLINE void set_factor(Factors& factors, int row, double rms) {
 
 // root_mean_square and reciprocal_of for kSide rows at once, bit for bit: square root and division take as long for a
 // vector as for one value.
-INLINE void set_factors(Factors& factors, int row, double* totals, double per_count, const Statistic& s) {
+INLINE void set_factors(Factors& factors, int row, double* totals, double per_count, const Attributes& s) {
   Doubles rms;
   __builtin_memcpy(&rms, totals, sizeof rms);
   rms = rms * per_count + s.epsilon;
@@ -383,14 +383,14 @@ INLINE void rows(const RowsArgs& a) {
     }
     Factors factors;
     if (batch == 1) {
-      set_factor(factors, 0, root_mean_square(wide_sum(sums[0]), per_count, a.statistic));
+      set_factor(factors, 0, root_mean_square(wide_sum(sums[0]), per_count, a.attributes));
     } else {
       const int groups = static_cast<int>((batch + kSide - 1) / kSide);
       for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
       for (int i = 0; i < groups; ++i) {
         double totals[kSide];
         wide_totals(sums + i * kSide, totals);
-        set_factors(factors, i * kSide, totals, per_count, a.statistic);
+        set_factors(factors, i * kSide, totals, per_count, a.attributes);
       }
     }
     const T* next = x + (row + batch < a.rows ? batch * size : 0);
@@ -482,7 +482,7 @@ INLINE void columns_tile(const ColumnsArgs& a, std::int64_t column, std::int64_t
   float highs[kWidth];
   float lows[kWidth];
   for (int k = 0; k < kWidth; ++k) {
-    totals[k] = root_mean_square(totals[k], per_count, a.statistic);
+    totals[k] = root_mean_square(totals[k], per_count, a.attributes);
     if (k < count || kVectors > 1) reciprocal = reciprocal && has_reciprocal(totals[k]);
   }
   for (int k = 0; k < kWidth; ++k) {

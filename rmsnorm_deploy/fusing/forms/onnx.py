@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft
-from rmsnorm_deploy.fusing.form import Emission, Needs, OutputForm, Unsuited
+from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft, Emission
+from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.trailing import as_trailing_norm
-from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.recognise.match import Match
 
 _NAME = "RMSNormalization"
@@ -19,8 +18,8 @@ class _Onnx(OutputForm):
 
     def suits(self, match: Match) -> Match | Unsuited:
         found = as_trailing_norm(match, _NAME)
-        if isinstance(found, Match) and found.parameters.op is Op.ADD_RMS_NORM:
-            return found.without_residual()
+        if isinstance(found, Match) and found.plain is not None:
+            return found.plain
         return found
 
     def needs(self, _: Match) -> Needs:

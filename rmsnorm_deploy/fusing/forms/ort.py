@@ -6,8 +6,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft
-from rmsnorm_deploy.fusing.form import Emission, Needs, OutputForm, Unsuited
+from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft, Emission
+from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.trailing import as_trailing_norm
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.recognise.match import Match
@@ -21,8 +21,8 @@ class _Ort(OutputForm):
         found = as_trailing_norm(match, _NAME)
         if isinstance(found, Unsuited):
             return found
-        if found.parameters.op is Op.ADD_RMS_NORM and not _has_skip_kernel(found):
-            found = found.without_residual()
+        if found.plain is not None and not _has_skip_kernel(found):
+            found = found.plain
         if found.parameters.scale_type in SIXTEEN_BIT and found.scale is not None:
             note = f"{_NAME} rounds once, behind the scale; the original twice"
             return dataclasses.replace(found, fewer_roundings=True, notes=(*found.notes, note))

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 
 from rmsnorm_deploy import op
-from rmsnorm_deploy.fusing.draft import Draft, full
-from rmsnorm_deploy.fusing.form import Emission, Needs, OutputForm
+from rmsnorm_deploy.fusing.draft import Draft, Emission, full
+from rmsnorm_deploy.fusing.form import Needs, OutputForm
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.recognise.match import Match
 

@@ -13,15 +13,13 @@ from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
 
 
-def cross_compiler(triple: str) -> str | None:
-    """The C++ compiler that links for another architecture; None where ``triple`` names this machine's.
+def _cross_compiler(triple: str) -> str:
+    """The C++ compiler that links for another architecture.
 
     Raises:
         MissingEnvironment: there is none.
     """
     machine = machine_of(triple)
-    if machine == this_machine():
-        return None
     system = triple[triple.index("linux") :]
     usual = list(dict.fromkeys((f"{triple}-g++", f"{machine}-{system}-g++")))
     for name in [os.environ["CXX"]] if os.environ.get("CXX") else usual:
@@ -39,9 +37,11 @@ def compiler(triple: str) -> str:
     Raises:
         MissingEnvironment: there is none.
     """
-    found = cross_compiler(triple) or cc.get_cc()
+    if machine_of(triple) != this_machine():
+        return _cross_compiler(triple)
+    found = cc.get_cc()
     if found is None or shutil.which(found) is None:
-        named = "" if found is None else f": '{found}' is none"
+        named = "" if found is None else f": '{found}' is not one"
         raise MissingEnvironment(
             f"there is no C++ compiler to link the library with{named}", "Install g++, for instance, or set CXX."
         )
@@ -54,14 +54,14 @@ def export(module: Any, path: Path, triple: str) -> None:
     Raises:
         MissingEnvironment: there is no C++ compiler, or it fails: it is not one for ``triple``, or there is no space.
     """
-    found, cross = compiler(triple), cross_compiler(triple)
+    found = compiler(triple)
     try:
-        module.export_library(str(path), **({} if cross is None else {"cc": cross}))
+        module.export_library(str(path), cc=found)
     except (RuntimeError, OSError) as error:
         # TVM says "Compilation error:", what the compiler said, and "Command line: ..."
         lines = [line for line in str(error).splitlines()[1:] if line.strip() and not line.startswith("collect2:")]
         said = next((line for line in reversed(lines) if not line.startswith("Command line:")), "it does not say why")
         raise MissingEnvironment(
             f"{found} cannot link a library for {triple}: {said.strip()}",
-            "Mend that, or set CXX to a C++ compiler that can.",
+            "Correct that, or set CXX to a C++ compiler that can.",
         ) from error

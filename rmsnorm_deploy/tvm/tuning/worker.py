@@ -18,6 +18,8 @@ class WorkerLost(Exception):
     """The process ended before it answered; the text says how."""
 
 
+# TVM's PopenWorker does not do. A thread of the child watches the time, so a kernel that hangs with the interpreter's
+# lock is waited for without end; it does not say which signal ended the child; another thread cannot end a call.
 class Worker:
     """Calls functions in a child process, which starts with the first call and again after it was lost.
 

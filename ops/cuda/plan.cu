@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <limits>
+
+#include "../contract/check.h"
+#include "plan.h"
+#include "statistic.cuh"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+namespace {
+
+// ---- The table of launch configurations ---------------------------------------------------------------------------
+//
+// A row of H elements is H * bytes / 16 chunks. 2^group_log2 threads share a row, each with `per_thread` chunks in
+// registers. Reasons:
+//   * Rows of up to 32 chunks (512 bytes; query and key norms) take one chunk to a thread: no thread idles, one warp's
+//     load is 512 contiguous bytes whatever the row length, and a block has 256 / group rows.
+//   * Up to 128 chunks a warp does the row by itself, with shuffles and no barrier. More chunks to a thread, not more
+//     threads: the loads of one thread are in flight together.
+//   * Longer rows have a block to themselves, of 64 to 256 threads with four chunks each. 1024 chunks (8 K elements of
+//     16 bits, 4 K of 32) are 16 registers a thread for x and as many for residual and scale. Small blocks rather than
+//     more chunks, so that one multiprocessor has several rows in different phases: while one waits at its barrier,
+//     others load. The registers, and so the resident blocks, are those of resident_blocks() in rows.cuh.
+//   * Beyond, a block of 512 threads keeps the row in shared memory, which an H100 has 227 KB of: rows of 32 KB leave
+//     two blocks resident by registers, rows of up to 113 KB two by shared memory. Longer ones one, and past the limit
+//     the second reading comes from L2, which is faster than memory.
+struct RowConfiguration {
+  std::int64_t most_chunks;
+  std::int32_t group_log2;
+  std::int32_t per_thread;
+};
+constexpr RowConfiguration kRows[] = {
+    {1, 0, 1},  {2, 1, 1},   {4, 2, 1},   {8, 3, 1},   {16, 4, 1},   {32, 5, 1},
+    {64, 5, 2}, {128, 5, 4}, {256, 6, 4}, {512, 7, 4}, {1024, 8, 4},
+};
+
+// Blocks are at least this large; smaller ones only where a row has fewer threads than that and there are too few rows
+// to give every multiprocessor one block.
+constexpr unsigned kLeastThreads = 64;
+
+// A grid has at most so many blocks for each multiprocessor; beyond, blocks go on to further rows. That is several
+// times what is resident, so that the last ones to finish leave little idle, and few enough for scale to be loaded
+// seldom.
+constexpr std::int64_t kBlocksPerMultiprocessor = 32;
+
+// Columns: with chunks along the columns, at most kKeptChunks loads to a thread if 64 slices are enough for that;
+// 64 slices leave 4 chunks side by side, 64 contiguous bytes, the least that memory delivers at full speed.
+constexpr std::int64_t kMostSlices = 64;
+constexpr std::int64_t kRereadSlices = 32;   // longer runs: 128 contiguous bytes
+constexpr std::int64_t kSingleColumns = 32;  // one value at a time: a warp side by side
+constexpr std::int64_t kSingleLoads = 4;     // values to a thread before more slices are taken
+
+// --------------------------------------------------------------------------------------------------------------------
+
+constexpr std::int64_t kChunkBytes = 16;
+
+std::int64_t round_up_to_power(std::int64_t value) {
+  std::int64_t power = 1;
+  while (power < value) power *= 2;
+  return power;
+}
+
+std::int64_t ceiling(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0; }
+
+// Append the dimensions [begin, end) of x to `w`, merged where they can be walked as one, and none where nothing
+// changes along them. Returns the number of dimensions that `w` now has.
+std::int32_t append(Weights& w, std::int32_t had, const std::int64_t* shape, const std::int64_t* strides,
+                    std::int32_t begin, std::int32_t end) {
+  std::int32_t count = had;
+  bool changes = false;
+  for (std::int32_t i = begin; i < end; ++i) {
+    if (shape[i] == 1) continue;
+    changes = changes || strides[i] != 0;
+    if (count > had && w.stride[count - 1] == strides[i] * shape[i]) {
+      w.extent[count - 1] *= shape[i];
+      w.stride[count - 1] = strides[i];
+    } else {
+      w.extent[count] = shape[i];
+      w.stride[count] = strides[i];
+      ++count;
+    }
+  }
+  return changes ? count : had;
+}
+
+Weights weights(const rms_norm_params& p, const void* data, const std::int64_t* strides) {
+  Weights w = {};
+  w.data = data;
+  w.type = p.scale_type;
+  w.period = w.repeat = 1;
+  if (!data) return w;
+  const std::int32_t axis_end = p.axis_begin + p.axis_count;
+  w.outer_end = append(w, 0, p.shape, strides, 0, p.axis_begin);
+  w.axes_end = append(w, w.outer_end, p.shape, strides, p.axis_begin, axis_end);
+  w.inner_end = append(w, w.axes_end, p.shape, strides, axis_end, p.rank);
+  w.single = w.axes_end == w.outer_end;
+  return w;
+}
+
+bool type_fits(const Weights& w, std::int32_t x_type) { return w.type == x_type || w.type == RMS_NORM_FLOAT32; }
+
+// Whether the kernels of rows can use these weights; fills in what they need.
+bool fit_rows(Weights& w, std::int32_t x_type, std::int64_t rows) {
+  if (!w.data) return true;
+  if (!type_fits(w, x_type)) return false;
+  if (!w.single && (w.axes_end - w.outer_end != 1 || w.stride[w.outer_end] != 1 || !aligned(w.data))) return false;
+  for (std::int32_t i = w.outer_end - 1; i >= 0; --i) {
+    if (w.stride[i] == 0) {
+      if (w.row_stride == 0) w.repeat *= static_cast<std::uint32_t>(w.extent[i]);
+      continue;
+    }
+    if (w.row_stride != 0 || rows > std::numeric_limits<std::uint32_t>::max()) return false;
+    w.row_stride = w.stride[i];
+    w.period = static_cast<std::uint32_t>(w.extent[i]);
+  }
+  return w.single || w.row_stride * element_size(w.type) % kChunkBytes == 0;
+}
+
+// Whether the kernels that take chunks of columns can.
+bool fit_columns(const Weights& w, std::int32_t x_type) {
+  return !w.data || (type_fits(w, x_type) && w.outer_end == 0 && w.axes_end <= 1 && w.inner_end == w.axes_end);
+}
+
+RowKernels row_kernels(const rms_norm_params& p) {
+  const bool wide = p.scale_type == RMS_NORM_FLOAT32;
+  switch (p.x_type) {
+    case RMS_NORM_FLOAT16:
+      return float16_rows(wide, p.residual);
+    case RMS_NORM_BFLOAT16:
+      return bfloat16_rows(wide, p.residual);
+    default:
+      return float32_rows(wide, p.residual);
+  }
+}
+
+unsigned blocks_for(std::int64_t wanted, const Device& device) {
+  return static_cast<unsigned>(std::min(wanted, kBlocksPerMultiprocessor * device.multiprocessors));
+}
+
+void plan_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
+  Args& a = launch.args;
+  const RowKernels kernels = row_kernels(p);
+  const std::int64_t chunks = a.size * element_size(p.x_type) / kChunkBytes;
+  for (const RowConfiguration& row : kRows) {
+    if (chunks > row.most_chunks) continue;
+    launch.kernel = row.per_thread == 1 ? kernels.chunks1 : row.per_thread == 2 ? kernels.chunks2 : kernels.chunks4;
+    a.group_log2 = row.group_log2;
+    launch.threads = row.group_log2 > 5 ? 1u << row.group_log2 : static_cast<unsigned>(kRowsThreads);
+    const auto blocks = [&] { return ceiling(a.outer, launch.threads >> row.group_log2); };
+    while (row.group_log2 <= 5 && launch.threads > kLeastThreads && blocks() < device.multiprocessors) {
+      launch.threads /= 2;
+    }
+    launch.blocks = blocks_for(blocks(), device);
+    launch.shared_bytes = kReduceBytes;
+    return;
+  }
+  launch.kernel = kernels.longer;
+  launch.threads = kLongRowsThreads;
+  a.group_log2 = 9;
+  a.staged = chunks * kChunkBytes <= device.shared_bytes - kReduceBytes;
+  launch.blocks = blocks_for(a.outer, device);
+  launch.shared_bytes = kReduceBytes + static_cast<unsigned>(a.staged ? chunks * kChunkBytes : 0);
+}
+
+void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& device, Launch& launch) {
+  Args& a = launch.args;
+  const std::int64_t per_chunk = kChunkBytes / element_size(p.x_type);
+  const bool in_chunks = !sizes.float64 && a.inner % per_chunk == 0 && aligned(a.x) && aligned(a.residual) &&
+                         aligned(a.y) && aligned(a.sum) && fit_columns(a.scale, p.x_type) &&
+                         fit_columns(a.bias, p.x_type);
+  const std::int64_t values = in_chunks ? per_chunk : 1;
+  const std::int64_t columns = ceiling(a.inner, values);
+  const bool kept = in_chunks && a.size <= kKeptChunks * kMostSlices;
+  std::int64_t slices = kRereadSlices;
+  std::int64_t side_by_side = kStridedThreads / slices;
+  if (kept) {
+    slices = round_up_to_power(ceiling(a.size, kKeptChunks));
+    side_by_side = kStridedThreads / slices;
+  }
+  if (!in_chunks) side_by_side = kSingleColumns;
+  side_by_side = std::min(side_by_side, round_up_to_power(columns));
+  if (!in_chunks) {
+    slices = std::min(kStridedThreads / side_by_side, round_up_to_power(ceiling(a.size, kSingleLoads)));
+  }
+  a.columns = static_cast<std::int32_t>(side_by_side);
+  a.slices = static_cast<std::int32_t>(slices);
+  a.tiles = ceiling(columns, side_by_side);
+  if (sizes.float64) {
+    launch.kernel = float64_kernel(p.x_type);
+  } else {
+    const StridedKernels kernels = p.x_type == RMS_NORM_FLOAT16    ? float16_strided()
+                                   : p.x_type == RMS_NORM_BFLOAT16 ? bfloat16_strided()
+                                                                   : float32_strided();
+    launch.kernel = !in_chunks ? kernels.single : kept ? kernels.chunked8 : kernels.chunked;
+  }
+  launch.threads = kStridedThreads;
+  launch.blocks = blocks_for(ceiling(a.outer * a.tiles, kStridedThreads / (side_by_side * slices)), device);
+  // A sum is two floats, or two doubles.
+  launch.shared_bytes = static_cast<unsigned>(kStridedThreads * values * (sizes.float64 ? 16 : 8));
+}
+
+}  // namespace
+
+int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcept {
+  Sizes sizes = {};
+  const int code = check(p, sizes);
+  launch = {};
+  if (code != RMS_NORM_OK || sizes.total == 0) return code;
+  Args& a = launch.args;
+  a.x = p.x;
+  a.residual = p.residual;
+  a.y = p.y;
+  a.sum = p.sum;
+  a.scale = weights(p, p.scale, p.scale_strides);
+  a.bias = weights(p, p.bias, p.bias_strides);
+  a.statistic = statistic_of(p, sizes.measured);
+  a.outer = sizes.outer;
+  a.size = sizes.size;
+  a.inner = sizes.inner;
+  a.measured = sizes.measured;
+  a.round_type = p.round_type;
+  const bool in_rows = !sizes.float64 && a.inner == 1 && a.size * element_size(p.x_type) % kChunkBytes == 0 &&
+                       aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) &&
+                       fit_rows(a.scale, p.x_type, a.outer) && fit_rows(a.bias, p.x_type, a.outer);
+  if (in_rows) {
+    plan_rows(p, device, launch);
+  } else {
+    plan_strided(p, sizes, device, launch);
+  }
+  return RMS_NORM_OK;
+}
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy

@@ -1,0 +1,210 @@
+"""Who may import whom, between rooms and inside each, and what importing the package loads.
+
+``python -m tests.docs.test_architecture`` prints ``FILES`` as the imports have it now.
+"""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import textwrap
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import rmsnorm_deploy
+
+PACKAGE = Path(rmsnorm_deploy.__file__).parent
+
+# Each room, and the rooms that it may import. A room of tvm/ may import what tvm itself may, too. The command line may
+# import everything, and is imported by nobody.
+ROOMS = {
+    "errors": set(),
+    "op": set(),
+    "model": {"errors"},
+    "recognise": {"model", "op"},
+    "fusing": {"errors", "model", "op", "recognise"},
+    "run": {"errors", "model", "op"},
+    "check": {"errors", "fusing", "model", "op", "run"},
+    "tvm": {"errors", "fusing", "model", "op", "run"},
+    "tvm/targets": set(),
+    "tvm/schedules": {"tvm/targets"},
+    "tvm/sizes": set(),
+    "tvm/importer": {"tvm/schedules", "tvm/sizes"},
+    "tvm/passes": {"tvm/schedules", "tvm/targets"},
+    "tvm/artefact": {"tvm/targets"},
+    "tvm/tuning": {"tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/targets"},
+    "tvm/compiling": {
+        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
+    },
+}
+FREE = {"cli", "__init__", "__main__"}
+
+# The files of each room, from the lowest to the highest: a file may import those before it. A new file goes anywhere
+# behind what it imports and before what imports it. A `*` stands for files that do not import each other.
+FILES = """
+check: __init__ bench doctor exact verify demo
+cli: __init__ app
+fusing: __init__ draft form trailing forms/* forms names report plan apply guard pass_ fuse
+model: __init__ files graphs skeleton atomic cut external opset splice weights load validity save
+op: definition __init__ reference
+recognise: __init__ match refusal scopes folding inference facts factor state checks square leading reduction step
+    statistic keepdims normalised output grammar residual ending fused_forms engine
+run: __init__ inputs nvidia session runner
+tvm: compiling __init__
+tvm/artefact: __init__ cubin linking weights load
+tvm/importer: __init__ dtypes shaping expand table attention gathering matrices rotary prepare sixteen_bits convert
+tvm/passes: __init__ lower rest tidy pipeline
+tvm/schedules: norm arguments values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows gpu/choose cpu/streaming
+    gpu cpu/choose cpu __init__
+tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values
+tvm/targets: device limits machines target __init__
+tvm/tuning: __init__ log measure worker search
+"""
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def named(path):
+    return path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
+
+
+NAMES = {named(path) for path in modules()}
+
+
+def room_of(name):
+    """The room that a module is in: a folder, one of the folders in tvm/, or a file of the top."""
+    parts = name.split("/")
+    return "/".join(parts[:2]) if parts[0] == "tvm" else parts[0]
+
+
+def place_of(name):
+    """The folder that is a room, or has rooms in it, and the file's name in there."""
+    room = room_of(name)
+    if (PACKAGE / room).is_dir():
+        return room, name.removeprefix(room).lstrip("/") or "__init__"
+    return room.rpartition("/")[0], room.rpartition("/")[2]
+
+
+def listed():
+    """``FILES`` as a table."""
+    rooms = re.split(r"^(\S+):", FILES, flags=re.MULTILINE)[1:]
+    return {room: files.split() for room, files in zip(rooms[::2], rooms[1::2], strict=True)}
+
+
+def height(file, files):
+    """The place of a file in a row of ``FILES``; behind all where it has none."""
+    if file in files:
+        return files.index(file)
+    return next((i for i, pattern in enumerate(files) if fnmatchcase(file, pattern)), len(files))
+
+
+def imported(path):
+    """Our own modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rmsnorm_deploy":
+            base = node.module.replace(".", "/").removeprefix("rmsnorm_deploy").lstrip("/")
+            for alias in node.names:
+                inner = f"{base}/{alias.name}".lstrip("/")
+                found.add(inner if inner in NAMES else base)
+        elif isinstance(node, ast.Import):
+            found |= {
+                a.name.replace(".", "/").removeprefix("rmsnorm_deploy/") for a in node.names if "rmsnorm_d" in a.name
+            }
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_imports_follow_the_arrows(path):
+    room = room_of(named(path))
+    if room in FREE or named(path) in FREE or named(path) == "tvm":
+        return
+    assert room in ROOMS, f"{room} is new: say what it may import"
+    allowed = {room, *ROOMS[room], *(ROOMS["tvm"] if room.startswith("tvm/") else ())}
+    assert {room_of(name) for name in imported(path)} <= allowed
+
+
+def test_no_module_is_hidden_by_something_of_its_name():
+    """Else `import a.b` and `from a import b` would be two things, depending on what was imported before."""
+    code = (
+        "import importlib, pkgutil, sys, types, rmsnorm_deploy\n"
+        "def look(package):\n"
+        "    for found in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        if found.name.startswith(('rmsnorm_deploy.tvm', 'rmsnorm_deploy.__main__')): continue\n"
+        "        module = importlib.import_module(found.name)\n"
+        "        assert getattr(package, found.name.rpartition('.')[2]) is module, found.name\n"
+        "        if found.ispkg: look(module)\n"
+        "there = {n: getattr(rmsnorm_deploy, n) for n in rmsnorm_deploy.__all__}; look(rmsnorm_deploy)\n"
+        "assert all(getattr(rmsnorm_deploy, n) is value for n, value in there.items())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.parent != PACKAGE], ids=named)
+def test_inside_a_room_files_import_only_lower_ones(path):
+    room, file = place_of(named(path))
+    files = listed()[room]
+    assert height(file, files) < len(files), f"{file} is new in {room}: put it into FILES behind what it imports"
+    inside = {other for place, other in map(place_of, imported(path)) if place == room} - {file}
+    higher = {other for other in inside if height(other, files) >= height(file, files)}
+    assert not higher, f"{file} imports what stands behind it in FILES"
+
+
+def test_every_file_that_is_listed_is_there():
+    there = {place_of(name) for name in NAMES}
+    listing = [(room, file) for room, files in listed().items() for file in files]
+    assert not [(room, file) for room, file in listing if not any(fnmatchcase(f, file) for r, f in there if r == room)]
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_only_the_command_line_prints(path):
+    if room_of(named(path)) == "cli":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        called = node.func if isinstance(node, ast.Call) else None
+        assert not (isinstance(called, ast.Name) and called.id == "print"), f"{path.name}:{node.lineno} prints"
+
+
+def test_importing_the_package_loads_no_runtime_and_registers_nothing():
+    code = (
+        "import sys, rmsnorm_deploy, onnx; "
+        "heavy = {'onnxruntime', 'tvm', 'torch', 'typer', 'rich'} & set(sys.modules); assert not heavy, heavy; "
+        "assert not onnx.defs.has('RMSNorm', 'rmsnorm_deploy')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_machine_or_registry_is_named():
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    files = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    for name in files:
+        path = root / name
+        if path.suffix in {".onnx", ".bin"} or not path.is_file() or path == Path(__file__):
+            continue
+        text = path.read_text(errors="ignore")
+        for wrong in ("/wo" + "rk/", "index-" + "url"):
+            assert wrong not in text, f"{name} names {wrong}"
+
+
+def main():
+    """Print the order that the imports ask for."""
+    rooms = {}
+    for path in modules():
+        room, file = place_of(named(path))
+        inside = {other for place, other in map(place_of, imported(path)) if place == room}
+        rooms.setdefault(room, {})[file] = sorted(inside - {file})
+    for room, files in sorted(rooms.items()):
+        if room:
+            line = f"{room}: {' '.join(graphlib.TopologicalSorter(files).static_order())}"
+            sys.stdout.write(textwrap.fill(line, 118, subsequent_indent="    ") + "\n")
+
+
+if __name__ == "__main__":
+    main()

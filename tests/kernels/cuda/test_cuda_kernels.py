@@ -1,0 +1,63 @@
+"""The CUDA kernels on the emulator: every kernel, every launch configuration, and what the CPU kernels do not have."""
+
+import dataclasses
+import itertools
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.support import contract as C
+from tests.support.contract import BF16, F16, F32, F64, cases
+from tests.support.cuda import cases as cuda_cases
+from tests.support.cuda import emulator as em
+from tests.support.cuda.cases import CHUNK, PAIRS, call_of
+
+globals().update(cases(cuda_cases))
+
+
+def test_a_long_row_does_not_lower_the_limit_of_longer_ones(kernels):
+    """The limit of shared memory belongs to the kernel: another thread may be about to launch with more."""
+    rng = np.random.default_rng(7)
+    for size in (50_000, 26_000, 50_000):
+        call = call_of(rng, 3, size, F16)
+        C.agrees(call, *call.run(kernels))
+
+
+def test_every_kernel_has_run(kernels):
+    """Every kernel in the library, by the smallest calls that choose it."""
+    rng = np.random.default_rng(11)
+    for (x_type, scale_type), residual, chunks in itertools.product(PAIRS, (False, True), (1, 33, 65, 1025)):
+        call_of(rng, 1, chunks * CHUNK[x_type], x_type, scale_type, residual=residual).run(kernels)
+    for x_type, (size, inner) in itertools.product((F32, F16, BF16), ((3, 1), (3, 8), (513, 8))):
+        C.Call(C.values(rng, (1, size, inner), x_type), np.float32(1), x_type, axes=(1,)).run(kernels)
+    for x_type in (F32, F16, BF16, F64):
+        C.Call(C.values(rng, (1, 4), x_type), np.float32(1), x_type, stash_type=F64).run(kernels)
+    symbols = subprocess.run(["nm", "-C", str(kernels.path)], capture_output=True, text=True, check=True).stdout
+    there = set(re.findall(r"void rmsnorm_deploy::cuda::(\w+_kernel<[^>]*>)\(", symbols))
+    assert len(there) == 53
+    assert kernels.kernels == there
+
+
+def test_wrong_params_are_refused_as_on_the_cpu(kernels, emulated):
+    for change, code in C.WRONG:
+        y = np.full((2, 4), 5, np.float32)
+        params = C.Call(np.ones((2, 4), np.float32), np.float32([1])).params(y)
+        for name, value in change.items():
+            setattr(params, name, value)
+        assert emulated.launch(params) == code
+        assert (y == 5).all()
+    assert emulated.lib.rmsnorm_deploy_cuda_run(None, None) == C.BAD_POINTER
+
+
+def test_the_emulator_notices_what_it_has_to(kernels):
+    """An address that is not a multiple of 16 for the kernels of chunks never reaches them; here it is forced."""
+    rng = np.random.default_rng(13)
+    call = call_of(rng, 2, 64, F32)
+    params = call.params(np.empty_like(call.x))
+    with kernels.memory(call.x.nbytes) as x, kernels.memory(call.x.nbytes - 16) as y:
+        params.x, params.y = x, y
+        with pytest.raises(em.EmulatorError, match="out of bounds"):
+            kernels.launch(params)
+    assert dataclasses.replace(call).run(kernels)[0].shape == (2, 64)  # and goes on

@@ -1,0 +1,175 @@
+"""Builds the CUDA kernels for the host, with the stand-ins of ``shim``, and runs calls of the contract on them."""
+
+import contextlib
+import ctypes
+import itertools
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.contract import DTYPES, MAX_RANK, Params
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIM = Path(__file__).resolve().parent / "shim"
+UNITS = ("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64", "launch")
+FLAGS = [
+    *("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-U_FORTIFY_SOURCE"),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{SHIM}"),
+    '-DRMSNORM_DEPLOY_CUDA_ARCHITECTURES="emulated"',
+]
+SANITIZE = ["-fsanitize=alignment,signed-integer-overflow,bounds", "-fno-sanitize-recover=all"]
+CANARY = 0xA5
+
+
+def compiler():
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def _run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def compile_units(ops, units, folder):
+    """Object files of ``units`` of the kernel sources in ``ops``/cuda, in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def one(unit):
+        target = folder / f"{unit}.o"
+        _run(compiler(), *FLAGS, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, units))
+
+
+def compile_host(ops, folder):
+    """Object files of everything that is not a kernel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cu", *sorted((ops / "contract").glob("*.cpp"))]
+    for source in sources:
+        _run(compiler(), *FLAGS, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o")
+    return [folder / f"{source.stem}.o" for source in sources]
+
+
+def compile_binding(ops, folder):
+    """Object files of the onnxruntime binding, with the ops for a GPU registered for the CPU provider."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [SHIM / "binding.cpp", *(ops / "ort" / f"{name}.cpp" for name in ("ops", "binding", "register"))]
+    targets = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
+
+    def one(job):
+        source, target = job
+        _run(compiler(), *FLAGS, f"-I{ops}", "-c", source, "-o", target)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, zip(sources, targets, strict=True)))
+    return targets
+
+
+class EmulatorError(AssertionError):
+    """What the emulator stopped at."""
+
+
+class Emulator:
+    """A library of emulated kernels, in the place of the library of CPU kernels that ``Call.run`` is handed."""
+
+    def __init__(self, objects, path):
+        _run(compiler(), "-shared", "-Wl,--no-undefined", "-o", path, *objects, "-ldl")
+        self.path = path
+        self.lib = lib = ctypes.CDLL(str(path))
+        for function in (lib.emulator_message, lib.emulator_kernel, lib.rmsnorm_deploy_cuda_error_text):
+            function.restype = ctypes.c_char_p
+        lib.emulator_allocate.restype = ctypes.c_void_p
+        lib.emulator_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        lib.emulator_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        lib.emulator_blocks.argtypes = [ctypes.c_int64, ctypes.c_int64]
+        lib.rmsnorm_deploy_cuda_run.argtypes = [ctypes.POINTER(Params), ctypes.c_void_p]
+        self.kernels = set()  # all that have run
+        self._seeds = itertools.count()
+
+    @property
+    def kernel(self):
+        """The last kernel, as ``rows_kernel<float, float, 1, false>``."""
+        name = self.lib.emulator_kernel().decode()
+        return name.replace("rmsnorm_deploy::cuda::", "").removeprefix("void ").removesuffix("(Args)")
+
+    def device(self, multiprocessors=4, shared_bytes=232448):
+        """What the device says that it has."""
+        self.lib.emulator_device(multiprocessors, shared_bytes)
+
+    def launch(self, params):
+        """Run one call; returns the contract's code, or raises what the emulator found."""
+        self.lib.emulator_seed(next(self._seeds))
+        code = self.lib.rmsnorm_deploy_cuda_run(ctypes.byref(params), None)
+        if code >= 1000:
+            raise EmulatorError(self.lib.emulator_message().decode())
+        if code == 0:
+            self.kernels.add(self.kernel)
+        return code
+
+    @contextlib.contextmanager
+    def memory(self, size, *, at_end=True):
+        """The address of ``size`` bytes that end, or begin, at a page that may not be touched."""
+        whole, room = ctypes.c_void_p(), ctypes.c_size_t()
+        address = self.lib.emulator_allocate(size, at_end, ctypes.addressof(whole), ctypes.addressof(room))
+        assert address
+        try:
+            yield address
+        finally:
+            self.lib.emulator_free(whole, room)
+
+    def rmsnorm_deploy_cpu_run(self, reference):
+        """One call on copies of its tensors, each in memory of its own, so that one byte beside it is too much.
+
+        A copy keeps the place of its address within 16 bytes. It lies against the page behind it where that agrees
+        with its size; else against the page before it, and what is behind it is compared afterwards.
+        """
+        params = reference._obj
+        sizes = self._sizes(params)
+        copies = {}  # by original address
+        moved = Params.from_buffer_copy(params)
+        with contextlib.ExitStack() as stack:
+            for name, size in sizes.items():
+                original = getattr(params, name)
+                if original not in copies:
+                    at_end = (original + size) % 16 == 0
+                    slack = 0 if at_end else original % 16
+                    behind = 0 if at_end else 64
+                    base = stack.enter_context(self.memory(size + slack + behind, at_end=at_end))
+                    ctypes.memset(base, CANARY, size + slack + behind)
+                    ctypes.memmove(base + slack, original, size)
+                    copies[original] = (base + slack, size, behind)
+                setattr(moved, name, copies[original][0])
+            code = self.launch(moved)
+            for name in ("y", "sum"):
+                if name not in sizes:
+                    continue
+                original = getattr(params, name)
+                copy, size, behind = copies[original]
+                ctypes.memmove(original, copy, size)
+                if ctypes.string_at(copy + size, behind) != bytes([CANARY]) * behind:
+                    raise EmulatorError(f"a write behind {name}")
+        return code
+
+    def rmsnorm_deploy_error_text(self, code):
+        return self.lib.rmsnorm_deploy_cuda_error_text(code)
+
+    @staticmethod
+    def _sizes(params):
+        """Bytes of each tensor of a call; nothing for a call that is to be refused."""
+        widths = {data_type: dtype.itemsize for data_type, dtype in ((t, np.dtype(d)) for t, d in DTYPES.items())}
+        shape = params.shape[: params.rank] if 1 <= params.rank <= MAX_RANK else [0]
+        if min(shape) <= 0 or params.x_type not in widths or params.scale_type not in widths:
+            return {}
+        total = widths[params.x_type]
+        for dimension in shape:
+            total *= dimension
+        sizes = dict.fromkeys(("x", "residual", "y", "sum"), total)
+        for name, steps in (("scale", params.scale_strides), ("bias", params.bias_strides)):
+            last = sum((n - 1) * step for n, step in zip(shape, steps, strict=False))
+            sizes[name] = (last + 1) * widths[params.scale_type]
+        return {name: size for name, size in sizes.items() if getattr(params, name)}

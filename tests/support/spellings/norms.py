@@ -1,0 +1,294 @@
+"""One builder for each alternative of the grammar, and their product: a norm as a program and as a meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tests.support.spellings.graph import B, D, F, Graph, H, V
+
+# Each table maps the name of an alternative to its builder. A new spelling is one entry here and one alternative in
+# rmsnorm_deploy/recognise/grammar.py.
+
+
+def _n(g: Graph, like: V, n: int) -> V:
+    return g.constant(n, like.dtype)
+
+
+SQUARES = {
+    "pow": lambda g, x: x**2.0,
+    "mul": lambda g, x: x * x,
+    "abs_pow": lambda g, x: g.op("Abs", x) ** 2.0,
+    "pow_one_element": lambda g, x: g.op("Pow", x, g.constant([2.0], x.dtype)),
+}
+
+# (graph, x, square builder, axes, n, keepdims) -> value, what it is ("mean", "sum", "l2")
+MEANS = {
+    "mean": lambda g, x, square, axes, n, k: (g.reduce("ReduceMean", square(g, x), axes, k), "mean"),
+    "mean_noop": lambda g, x, square, axes, n, k: (g.reduce("ReduceMean", square(g, x), axes, k, True), "mean"),
+    "sum_div_n": lambda g, x, square, axes, n, k: (g.reduce("ReduceSum", square(g, x), axes, k) / float(n), "mean"),
+    "sum_mul_inverse_n": lambda g, x, square, axes, n, k: (
+        g.reduce("ReduceSum", square(g, x), axes, k) * (1.0 / n),
+        "mean",
+    ),
+    "inverse_n_mul_sum": lambda g, x, square, axes, n, k: (
+        (1.0 / n) * g.reduce("ReduceSum", square(g, x), axes, k),
+        "mean",
+    ),
+    "sum_square_div_n": lambda g, x, square, axes, n, k: (g.reduce("ReduceSumSquare", x, axes, k) / float(n), "mean"),
+    "sum": lambda g, x, square, axes, n, k: (g.reduce("ReduceSum", square(g, x), axes, k), "sum"),
+    "l2": lambda g, x, square, axes, n, k: (g.reduce("ReduceL2", x, axes, k), "l2"),
+}
+
+# epsilon on the mean square
+INSIDE = {
+    "add": lambda g, ms, e: ms + e,
+    "add_left": lambda g, ms, e: e + ms,
+    "sub_negative": lambda g, ms, e: ms - (-e),
+    "add_one_element": lambda g, ms, e: g.op("Add", ms, g.constant([e], ms.dtype)),
+    "none": lambda g, ms, e: ms,
+}
+
+# clamps of the mean square or the RMS
+CLAMPS = {
+    "max": lambda g, v, c: g.op("Max", v, g.constant(c, v.dtype)),
+    "max_left": lambda g, v, c: g.op("Max", g.constant(c, v.dtype), v),
+    "clip": lambda g, v, c: g.op("Clip", v, g.constant(c, v.dtype)),
+}
+
+# from the mean square and x to the normalised value; ``early`` is applied to x or to the inverse
+NORMALISE = {
+    "sqrt_div": lambda g, x, ms: x / g.op("Sqrt", ms),
+    "sqrt_reciprocal": lambda g, x, ms: x * g.op("Reciprocal", g.op("Sqrt", ms)),
+    "reciprocal_left": lambda g, x, ms: g.op("Reciprocal", g.op("Sqrt", ms)) * x,
+    "one_div_sqrt": lambda g, x, ms: x * (1.0 / g.op("Sqrt", ms)),
+    "reciprocal_sqrt": lambda g, x, ms: x * g.op("Sqrt", g.op("Reciprocal", ms)),
+    "pow_minus_half": lambda g, x, ms: x * ms ** (-0.5),
+    "pow_half": lambda g, x, ms: x / ms**0.5,
+    "pow_half_pow_minus_one": lambda g, x, ms: x * (ms**0.5) ** (-1.0),
+    "reciprocal_times_one": lambda g, x, ms: x * (g.op("Reciprocal", g.op("Sqrt", ms)) * 1.0),
+}
+
+# where the scale comes in
+SCALES = ("right", "left", "none", "one_plus", "into_x", "into_inverse", "scalar", "expanded")
+
+NOISE = {
+    "none": lambda g, v: v,
+    "identity": lambda g, v: g.op("Identity", v),
+    "cast": lambda g, v: g.cast(v, v.dtype),
+    "times_one": lambda g, v: v * 1.0,
+    "one_times": lambda g, v: 1.0 * v,
+    "dropout": lambda g, v: g.op("Dropout", v),
+    "plus_identity": lambda g, v: g.op("Identity", g.op("Identity", v)),
+}
+
+# float32; 16 bits with float32 inside, rounded before the scale (Llama) or at the end (Gemma); all in one type
+LAYOUTS = ("float32", "llama16", "gemma16", "plain16", "llamabf16", "gemmabf16", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """One norm: how it is written and what it means."""
+
+    layout: str = "float32"
+    square: str = "pow"
+    mean: str = "mean"
+    inside: str = "add"
+    epsilon: float = 1e-6
+    outside: float = 0.0
+    clamp: str = ""
+    clamp_at: str = "mean"
+    floor: float = 0.0
+    normalise: str = "sqrt_reciprocal"
+    scale: str = "right"
+    bias: bool = False
+    residual: bool = False
+    partial: int = 0
+    partial_op: str = "Slice"
+    axes: tuple[int, ...] = (-1,)
+    keepdims: int = 1
+    noise: str = "none"
+    noise_at: str = "x"
+    shape: tuple[Any, ...] = (2, 3, 8)
+    opset: int = 18
+    constant_nodes: bool = False
+    seed: int = 0
+
+    def __str__(self) -> str:
+        default = Spelling()
+        changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return ",".join(f"{k}={v}" for k, v in changed.items() if v != getattr(default, k)) or "default"
+
+    @property
+    def io_type(self) -> int:
+        return {"float32": F, "float64": D, "llama16": H, "gemma16": H, "plain16": H, "llamabf16": B, "gemmabf16": B}[
+            self.layout
+        ]
+
+    @property
+    def inner_type(self) -> int:
+        return {"float64": D, "plain16": H}.get(self.layout, F)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod([self.shape[a] for a in self.axes]))
+
+    @property
+    def measured(self) -> int:
+        return self.partial or self.size
+
+
+@dataclasses.dataclass
+class Built:
+    """A model, and its meaning as arguments of ``rmsnorm_deploy.op.reference.rms_norm``."""
+
+    model: onnx.ModelProto
+    scale: np.ndarray
+    bias: np.ndarray | None
+    meaning: dict[str, Any]
+
+
+def parameter_shape(s: Spelling) -> tuple[int, ...]:
+    rank = len(s.shape)
+    first = min(a % rank for a in s.axes)
+    axes = {a % rank for a in s.axes}
+    return tuple(s.shape[i] if i in axes else 1 for i in range(first, rank))
+
+
+def build(s: Spelling) -> Built:
+    """The model of one spelling: input x (and residual r), output y (and the sum, where it is read)."""
+    g = Graph(s.opset, s.constant_nodes)
+    rng = np.random.default_rng(s.seed)
+    io, inner = s.io_type, s.inner_type
+    x = g.input("x", io, s.shape)
+    if s.residual:
+        x = x + g.input("r", io, s.shape)
+        total = x
+    narrow = io != inner
+    wide = g.cast(x, inner) if narrow else x
+    noise = NOISE[s.noise]
+    if s.noise_at == "x":
+        wide = noise(g, wide)
+    measured = wide
+    if s.partial:
+        k, axis = s.partial, s.axes[0]
+        if s.partial_op == "Slice":
+            measured = g.op("Slice", wide, *(g.constant([v], 7) for v in (0, k, axis)))
+        else:
+            rest = s.size - k
+            names = [g.name("part"), g.name("rest")]
+            sizes = g.constant([k, rest], 7)
+            g.nodes.append(
+                onnx.helper.make_node("Split", [wide.name, sizes.name], names, axis=axis, name=g.name("split"))
+            )
+            measured = V(g, names[0], wide.dtype)
+    n = s.measured
+    value, what = MEANS[s.mean](g, measured, SQUARES[s.square], s.axes, n, s.keepdims)
+    epsilon = 0.0 if s.inside == "none" else s.epsilon
+    epsilon_written = np.float64(np.asarray(epsilon).astype({F: np.float32, D: np.float64, H: np.float16}[inner]))
+    floor, outside = s.floor, s.outside
+    if s.noise_at == "mean":
+        value = noise(g, value)
+    if what == "l2":
+        # the norm is sqrt(n) times the RMS
+        assert s.inside == "none"
+        rms = value
+        if s.clamp:
+            rms = CLAMPS[s.clamp](g, rms, s.floor * math.sqrt(n))
+        rms = rms * (n**-0.5)
+        if s.outside:
+            rms = rms + s.outside
+        if not s.keepdims:
+            rms = g.unsqueeze(rms, s.axes)
+        inverse_from = rms
+    else:
+        times = n if what == "sum" else 1  # a sum is n times the mean, and so is everything that is compared with it
+        epsilon_written = epsilon_written / times
+        if s.clamp and s.clamp_at == "mean":
+            value = CLAMPS[s.clamp](g, value, s.floor**2 * times)
+        value = INSIDE[s.inside](g, value, epsilon)
+        if not s.keepdims:
+            value = g.unsqueeze(value, s.axes)
+        inverse_from = None
+        if s.outside or (s.clamp and s.clamp_at == "rms"):
+            rms = g.op("Sqrt", value)
+            if s.outside:
+                rms = rms + s.outside * math.sqrt(times)
+            if s.clamp and s.clamp_at == "rms":
+                rms = CLAMPS[s.clamp](g, rms, s.floor * math.sqrt(times))
+            inverse_from = rms
+    shape = parameter_shape(s)
+    weight = 1 + 0.25 * rng.standard_normal(shape)
+    scale_type = inner if s.layout.startswith("gemma") else io
+    scale_value = np.asarray(weight).astype(_numpy(scale_type))
+    numerator = wide
+    if s.scale == "into_x":
+        w = g.weight(scale_value.astype(_numpy(inner)), inner)
+        scale_value = scale_value.astype(_numpy(inner))
+        numerator = w * wide
+    if inverse_from is not None:
+        y = (
+            numerator / inverse_from
+            if s.normalise in ("sqrt_div", "pow_half")
+            else numerator * g.op("Reciprocal", inverse_from)
+        )
+    elif s.scale == "into_inverse":
+        w = g.weight(scale_value.astype(_numpy(inner)), inner)
+        scale_value = scale_value.astype(_numpy(inner))
+        y = wide * (g.op("Reciprocal", g.op("Sqrt", value)) * w)
+    else:
+        y = NORMALISE[s.normalise](g, numerator, value)
+    if what == "sum":
+        y = y * math.sqrt(n)
+    if s.noise_at == "normalised":
+        y = noise(g, y)
+    two = s.layout.startswith("llama")
+    if narrow and two:
+        y = g.cast(y, io)
+    if s.scale in ("right", "left", "one_plus", "expanded"):
+        if s.scale == "one_plus":
+            base = g.weight(np.asarray(weight - 1).astype(_numpy(y.dtype)), y.dtype)
+            w = 1.0 + base
+            scale_value = (1 + np.asarray(weight - 1).astype(_numpy(y.dtype))).astype(_numpy(y.dtype))
+        else:
+            scale_value = scale_value.astype(_numpy(y.dtype))
+            w = g.weight(scale_value, y.dtype)
+        if s.scale == "expanded":
+            w = g.op("Expand", w, g.op("Shape", x, dtype=7))
+        y = w * y if s.scale == "left" else y * w
+    elif s.scale == "scalar":
+        scale_value = np.asarray(0.75).astype(_numpy(y.dtype))
+        y = y * g.weight(scale_value, y.dtype)
+    elif s.scale == "none":
+        scale_value = np.ones([1] * len(s.shape), _numpy(io))
+    bias = None
+    if s.bias:
+        bias = rng.standard_normal(shape).astype(_numpy(y.dtype))
+        y = y + g.weight(bias, y.dtype)
+    if narrow and not two:
+        y = g.cast(y, io)
+    if s.noise_at == "y":
+        y = noise(g, y)
+    g.output(y, "y", s.shape)
+    if s.residual:
+        g.output(g.cast(total, D if io != D else F), "after", s.shape)  # bfloat16 has no other kernel on the CPU
+    meaning = {
+        "axes": s.axes,
+        "epsilon": float(epsilon_written),
+        "stash_type": D if io == D else F,
+        "scale_type": io if two or s.layout == "plain16" or io == D else F,
+        "epsilon_outside": outside,
+        "rms_floor": floor if s.clamp else 0.0,
+        "partial_size": s.partial or None,
+    }
+    return Built(g.model(), scale_value, bias, meaning)
+
+
+def _numpy(dtype: int) -> type:
+    from tests.support.spellings.graph import NUMPY
+
+    return NUMPY[dtype]

@@ -1,0 +1,82 @@
+"""CUDA text of the GPU schedule, run on the emulator of support/cuda: shuffles, barriers and bounds without a GPU."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.tvm.gpu_runners import Runner
+
+SHIM = Path(__file__).resolve().parents[1] / "cuda" / "shim"
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
+
+
+class Cuda(Runner):
+    """The emulator stops at a barrier that not all threads come to, and at an access outside a tensor."""
+
+    kind = "cuda"
+
+    def __init__(self, schedules=None):
+        super().__init__(schedules)
+        self.compiler = shutil.which("g++")
+        if self.compiler is None:
+            pytest.skip("there is no g++ to compile for the emulator: apt-get install g++")
+        self.folder = Path(tempfile.mkdtemp(prefix="emulated-"))
+        self.build("-c", SHIM / "emulator.cpp", "-o", self.folder / "emulator.o")
+
+    def build(self, *arguments):
+        command = [self.compiler, *FLAGS, f"-I{SHIM}", f"-I{Path(__file__).parent}", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def compiled(self, source):
+        text = source[source.index('extern "C" __global__') :].replace(
+            "__shared__ alignas(64)", "alignas(64) __shared__"
+        )
+        names = re.search(r"norm_kernel\(([^)]*)\)", text).group(1).split(", ")
+        parameters = [(n.rsplit(" ", 1)[1], n.rsplit(" ", 1)[0].replace(" __restrict__", "")) for n in names]
+        given = ", ".join(f"*({dtype}*)p[{i}]" for i, (_, dtype) in enumerate(parameters))
+        launch = (
+            'extern "C" void launch(unsigned blocks, unsigned threads, void** p) { emulator::run('
+            f"(const void*)norm_kernel, dim3(blocks), dim3(threads), 0, [&] {{ norm_kernel({given}); }}); }}\n"
+        )
+        path = self.folder / f"kernel{len(self.made)}"
+        path.with_suffix(".cpp").write_text(f'#include "cuda_text.h"\n{text}\n{launch}')
+        self.build("-shared", "-o", path.with_suffix(".so"), path.with_suffix(".cpp"), self.folder / "emulator.o")
+        library = ctypes.CDLL(str(path.with_suffix(".so")))
+        library.emulator_message.restype = ctypes.c_char_p
+        library.emulator_allocate.restype = ctypes.c_void_p
+        library.emulator_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        library.emulator_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        return library, [name for name, _ in parameters]
+
+    def launch(self, compiled, named, sizes, launch):
+        library, parameters = compiled
+        places, values = {}, []
+        for name in parameters:
+            if not name.endswith("_ptr"):
+                values.append(ctypes.c_int64(sizes[name]))
+                continue
+            array = named[name.removesuffix("_ptr")]
+            whole, room = ctypes.c_void_p(), ctypes.c_size_t()
+            # against the page behind it, where its size is one that leaves it aligned
+            address = library.emulator_allocate(
+                array.nbytes, array.nbytes % 16 == 0, ctypes.addressof(whole), ctypes.addressof(room)
+            )
+            ctypes.memmove(address, array.ctypes.data, array.nbytes)
+            places[name.removesuffix("_ptr")] = (address, whole, room)
+            values.append(ctypes.c_void_p(address))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        library.emulator_seed(self.ran)
+        library.launch(launch["blockIdx.x"], launch["threadIdx.x"], pointers)
+        message = library.emulator_message().decode()
+        for name in ("Y", "S"):
+            if name in named and not message:
+                ctypes.memmove(named[name].ctypes.data, places[name][0], named[name].nbytes)
+        for _, whole, room in places.values():
+            library.emulator_free(whole, room)
+        assert not message, message

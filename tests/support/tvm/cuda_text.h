@@ -1,0 +1,63 @@
+// What TVM's CUDA text uses, for a host compiler, on top of the emulator of tests/support/cuda. For tests only.
+#include <algorithm>
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+
+#undef __shared__
+#define __shared__ static  // blocks run one after the other
+
+using std::max;
+using std::min;
+using uint = unsigned;
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
+struct half : __half {
+  half() = default;
+  half(float value) : __half(__float2half_rn(value)) {}
+  operator float() const { return __half2float(*this); }
+};
+struct nv_bfloat16 : __nv_bfloat16 {
+  nv_bfloat16() = default;
+  nv_bfloat16(float value) : __nv_bfloat16(__float2bfloat16_rn(value)) {}
+  operator float() const { return __bfloat162float(*this); }
+};
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T x, y, z, w;
+};
+using half4 = Four<half>;
+using nv_bfloat164 = Four<nv_bfloat16>;
+
+// The value of another thread, by way of memory: every thread of the block has to come here.
+template <typename T>
+T of_thread(T value, unsigned thread) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  emulator::barrier();
+  const T result = values[thread];
+  emulator::barrier();
+  return result;
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int offset, int width) {
+  const unsigned lane = threadIdx.x % width;
+  return of_thread(value, threadIdx.x - lane + ((lane ^ offset) < unsigned(width) ? lane ^ offset : lane));
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int offset, int width) {
+  const unsigned lane = threadIdx.x % width;
+  return of_thread(value, lane < unsigned(offset) ? threadIdx.x : threadIdx.x - offset);
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T value, int offset, int width) {
+  const unsigned lane = threadIdx.x % width;
+  return of_thread(value, lane + offset < unsigned(width) ? threadIdx.x + offset : threadIdx.x);
+}
