@@ -4,22 +4,12 @@
 #define RMSNORM_DEPLOY_CPU_PLAN_H_
 
 #include <cstdint>
-#include <memory>
 
-#include "../contract/check.h"
 #include "../include/rms_norm.h"
 #include "table.h"
+#include "weights.h"
 
 namespace rmsnorm_deploy {
-
-// A scale or bias in the arithmetic type, expanded over the normalised dimensions: [distinct, size] where it is the
-// same in all columns, else [distinct, size, inner]. `distinct` counts the leading positions at which it differs.
-struct Weights {
-  const void* data = nullptr;
-  std::unique_ptr<unsigned char[]> owned;  // empty where the caller's memory has that layout already
-  bool by_column = false;
-  std::int64_t outer_strides[RMS_NORM_MAX_RANK];  // in elements of `data`; set for the leading dimensions only
-};
 
 class Plan {
  public:
@@ -33,21 +23,21 @@ class Plan {
   std::int64_t units() const noexcept { return units_; }
 
   // How much work one unit is: the values of x that it covers. In float64 arithmetic each counts as four, by its time.
-  std::int64_t unit_work() const noexcept { return unit_values_ * (double_ ? 4 : 1); }
+  std::int64_t unit_work() const noexcept { return unit_values_ * (float64_ ? 4 : 1); }
 
   void run(std::int64_t begin, std::int64_t end) const noexcept;
 
  private:
-  bool layout(Weights& weights, const void* data, const std::int64_t* strides, bool already_rounded) const;
   bool whole_lines(const void* output) const noexcept;
-  std::int64_t offset(const Weights& weights, std::int64_t outer) const noexcept;
+  template <typename Args>
+  Args args_at(std::int64_t skip) const noexcept;
   void run_rows(std::int64_t begin, std::int64_t end) const noexcept;
   void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
-  void run_double(std::int64_t begin, std::int64_t end) const noexcept;
+  void run_float64(std::int64_t begin, std::int64_t end) const noexcept;
 
   const rms_norm_params* params_ = nullptr;
   const KernelTable* kernels_ = nullptr;
-  bool double_ = false;     // arithmetic in float64
+  bool float64_ = false;    // arithmetic in float64
   std::int64_t outer_ = 0;  // product of the dimensions before the normalised ones
   std::int64_t size_ = 0;   // of the normalised ones
   std::int64_t inner_ = 0;  // of those behind
@@ -65,13 +55,6 @@ class Plan {
   Weights scale_;
   Weights bias_;
 };
-
-// `count` elements of `type` at `data`, each rounded to `round_type` and widened to `to` (float32 or float64).
-void convert(const void* data, std::int32_t type, std::int64_t count, std::int32_t round_type, std::int32_t to,
-             void* result) noexcept;
-
-// The chosen kernels, or null where the environment asks for some that cannot run.
-const KernelTable* kernels() noexcept;
 
 }  // namespace rmsnorm_deploy
 

@@ -66,25 +66,19 @@ struct ColumnsArgs {
 using RowsKernel = void (*)(const RowsArgs&);
 using ColumnsKernel = void (*)(const ColumnsArgs&);
 using WeightsKernel = void (*)(const void* from, float* to, std::int64_t count);
+using NarrowKernel = void (*)(const float* from, void* to, std::int64_t count);
 
 struct KernelTable {
   const char* name;
+  bool (*usable)();  // whether this machine can run them
   RowsKernel rows[kElementCount][kModeCount][kRoundingCount];
   ColumnsKernel columns[kElementCount][kModeCount][kRoundingCount];
   WeightsKernel weights[kElementCount][kElementCount];  // from the first type, rounded to the second
+  NarrowKernel narrow[kElementCount];                   // to the type
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.
 constexpr std::int64_t kColumnTile = 64;
-
-extern const KernelTable kPortableKernels;
-#if defined(RMSNORM_DEPLOY_X86)
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
-#endif
-#if defined(RMSNORM_DEPLOY_ARM64)
-extern const KernelTable kNeonKernels;
-#endif
 
 }  // namespace rmsnorm_deploy
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "../contract/check.h"
+#include "../cpu/convert.h"
 #include "../cpu/plan.h"
 #include "abi.h"
 

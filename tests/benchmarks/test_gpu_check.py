@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import gpu_check
 from benchmarks.gpu import contract, table
+from tests.support.contract import BF16, F16, F32, Params
 from tests.support.cuda import emulator as em
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,13 +26,11 @@ shift 4
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """The environment of a machine with a GPU, and a library that was built with CUDA."""
-    if em.compiler() is None:
-        pytest.skip("needs a C++ compiler, to compile the CUDA kernels for the host; install g++")
+    units, host = em.objects(tmp_path_factory)
     folder = tmp_path_factory.mktemp("machine")
     driver = folder / "driver.so"
     em._run(em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", driver)
-    units = em.compile_units(em.ROOT / "ops", em.UNITS, folder)
-    library = em.Emulator([*units, *em.compile_host(em.ROOT / "ops", folder)], folder / "library.so").path
+    library = em.Emulator([*units.values(), *host], folder / "library.so").path
     tools = folder / "bin"
     tools.mkdir()
     (tools / "compute-sanitizer").write_text(SANITIZER)
@@ -201,8 +200,8 @@ def test_a_step_that_hangs_is_ended(tmp_path, machine):
 
 
 def test_the_contract_has_one_layout():
-    assert contract.Params._fields_ == em.C.Params._fields_
-    assert contract.TYPES == {"float32": em.C.F32, "float16": em.C.F16, "bfloat16": em.C.BF16}
+    assert contract.Params._fields_ == Params._fields_
+    assert contract.TYPES == {"float32": F32, "float16": F16, "bfloat16": BF16}
 
 
 def record(**changes):

@@ -47,21 +47,22 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ bench doctor exact verify demo
 cli: __init__ app
-fusing: __init__ draft form trailing forms/* forms names report plan apply guard pass_ fuse
-model: __init__ files graphs skeleton atomic cut external opset splice weights load validity save
-op: definition __init__ reference
-recognise: __init__ match refusal scopes folding inference facts factor state checks square leading reduction step
-    statistic keepdims normalised output grammar residual ending fused_forms engine
+fusing: __init__ draft names report guard form trailing forms/* forms plan apply fuse pass_
+model: __init__ atomic graphs files skeleton cut external splice opset load weights validity save
+op: dtypes versions definition body reference schema __init__
+recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks ending
+    fused_forms square step reduction keepdims normalised output statistic grammar engine
 run: __init__ inputs nvidia session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
-tvm/importer: __init__ dtypes shaping expand table attention gathering matrices rotary prepare sixteen_bits convert
+tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
+    rotary shaping slicing convert
 tvm/passes: __init__ lower rest tidy pipeline
-tvm/schedules: norm arguments values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows gpu/choose cpu/streaming
-    gpu cpu/choose cpu __init__
-tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values
-tvm/targets: device limits machines target __init__
-tvm/tuning: __init__ log measure worker search
+tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
+    gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
+tvm/targets: __init__ gpu gpus machines gpus/cuda gpus/metal gpus/opencl gpus/rocm gpus/webgpu registry device resolve
+tvm/tuning: __init__ log worker judge devices measure runner choosing search
 """
 
 

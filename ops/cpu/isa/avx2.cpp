@@ -1,26 +1,15 @@
-// The kernels for AVX2 with FMA and F16C. Compiled with those instructions switched on: nothing in this file may have
-// external linkage but the table, or a machine without them could be given code from here.
+// The kernels for AVX2 with FMA and F16C.
 #include <immintrin.h>
 
-#include <cstring>
-
-#include "../table.h"
-
-using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+#include "types.h"
+#include "x86.h"
 
 namespace {
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat {
-  std::uint16_t bits;
-};
+ON_ANY_X86 bool usable() { return has_avx2_fma_f16c(); }
 
 constexpr int kLanes = 8;
 using Vector = __m256;
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE Vector set1(float value) { return _mm256_set1_ps(value); }
 
@@ -65,6 +54,7 @@ INLINE void store(T* p, Vector v) {
 }
 
 // Past the caches; aligned to what is stored.
+#define HAS_STREAM
 INLINE void stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
 template <typename T>
 INLINE void stream(T* p, Vector v) {
@@ -72,33 +62,26 @@ INLINE void stream(T* p, Vector v) {
 }
 INLINE void stream_end() { _mm_sfence(); }
 
-INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Half*) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   return _mm256_castsi256_ps(_mm256_and_si256(bfloat_in_upper_half(v), upper));
 }
 
-INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
-INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
-INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm256_fmadd_ps(v, v, total); }
 
-// One double for each lane.
-struct Wide {
-  __m256d lower;
-  __m256d upper;
-};
+using Pair = __m256d;
+INLINE void store(double* p, Pair v) { _mm256_storeu_pd(p, v); }
+INLINE Pair lower_half(Vector v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
+INLINE Pair upper_half(Vector v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
 
-INLINE __m256d lower_half(Vector v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
-INLINE __m256d upper_half(Vector v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
-INLINE Wide wide_zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
-INLINE Wide wide_add(Vector v, Wide total) {
-  return {_mm256_add_pd(lower_half(v), total.lower), _mm256_add_pd(upper_half(v), total.upper)};
-}
-// The square is rounded to float first, so that it overflows where float arithmetic does.
-INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+}  // namespace
+
+#include "pair.h"
+
+namespace {
+
 // The sums of four accumulators at once: added pairwise while they are transposed.
 #define HAS_TOTALS
 INLINE void wide_totals(const Wide* from, double* to) {
@@ -117,12 +100,8 @@ INLINE double wide_sum(Wide w) {
 }
 INLINE void square_roots(double* values) { _mm256_storeu_pd(values, _mm256_sqrt_pd(_mm256_loadu_pd(values))); }
 
-INLINE void wide_store(double* p, Wide w) {
-  _mm256_storeu_pd(p, w.lower);
-  _mm256_storeu_pd(p + 4, w.upper);
-}
+}  // namespace
 
 #define HAS_HALF_CONVERSION
-#define KERNEL_TABLE kAvx2Kernels
-#define KERNEL_NAME "avx2"
+#define INSTRUCTION_SET avx2
 #include "kernels.h"

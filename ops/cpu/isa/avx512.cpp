@@ -1,26 +1,20 @@
-// The kernels for AVX-512 (F, BW, DQ, VL). Compiled with those instructions switched on: nothing in this file may have
-// external linkage but the table, or a machine without them could be given code from here.
+// The kernels for AVX-512 (F, BW, DQ, VL).
 #include <immintrin.h>
 
-#include <cstring>
-
-#include "../table.h"
-
-using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+#include "types.h"
+#include "x86.h"
 
 namespace {
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat {
-  std::uint16_t bits;
-};
+// The first processors that had AVX-512 slow down when they use it, and lack VBMI2.
+ON_ANY_X86 bool usable() {
+  return has_avx2_fma_f16c() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi2");
+}
 
 constexpr int kLanes = 16;
 using Vector = __m512;
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE Vector set1(float value) { return _mm512_set1_ps(value); }
 
@@ -62,6 +56,7 @@ INLINE void store(T* p, Vector v) {
 }
 
 // Past the caches; aligned to what is stored.
+#define HAS_STREAM
 INLINE void stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
 template <typename T>
 INLINE void stream(T* p, Vector v) {
@@ -85,33 +80,25 @@ INLINE void store_first(T* p, Vector v, std::int64_t count) {
   _mm256_mask_storeu_epi16(p, first(count), narrow(v, p));
 }
 
-INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Half* type) { return _mm512_cvtph_ps(narrow(v, type)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return _mm512_castsi512_ps(_mm512_and_si512(bfloat_in_upper_half(v), upper));
 }
 
-INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
-INLINE Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm512_fmadd_ps(v, v, total); }
 
-// One double for each lane.
-struct Wide {
-  __m512d lower;
-  __m512d upper;
-};
+using Pair = __m512d;
+INLINE void store(double* p, Pair v) { _mm512_storeu_pd(p, v); }
+INLINE Pair lower_half(Vector v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
+INLINE Pair upper_half(Vector v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
 
-INLINE __m512d lower_half(Vector v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
-INLINE __m512d upper_half(Vector v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
-INLINE Wide wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
-INLINE Wide wide_add(Vector v, Wide total) {
-  return {_mm512_add_pd(lower_half(v), total.lower), _mm512_add_pd(upper_half(v), total.upper)};
-}
-// The square is rounded to float first, so that it overflows where float arithmetic does.
-INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+}  // namespace
+
+#include "pair.h"
+
+namespace {
 
 // The sums of eight accumulators at once: added pairwise while they are transposed.
 #define HAS_TOTALS
@@ -137,12 +124,8 @@ INLINE double wide_sum(Wide w) {
 }
 INLINE void square_roots(double* values) { _mm512_storeu_pd(values, _mm512_sqrt_pd(_mm512_loadu_pd(values))); }
 
-INLINE void wide_store(double* p, Wide w) {
-  _mm512_storeu_pd(p, w.lower);
-  _mm512_storeu_pd(p + 8, w.upper);
-}
+}  // namespace
 
 #define HAS_HALF_CONVERSION
-#define KERNEL_TABLE kAvx512Kernels
-#define KERNEL_NAME "avx512"
+#define INSTRUCTION_SET avx512
 #include "kernels.h"

@@ -2,25 +2,14 @@
 // bfloat16, for which only later ones have instructions, by integer arithmetic.
 #include <arm_neon.h>
 
-#include <cstring>
-
-#include "../table.h"
-
-using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+#include "types.h"
 
 namespace {
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat {
-  std::uint16_t bits;
-};
+bool usable() { return true; }
 
 constexpr int kLanes = 4;
 using Vector = float32x4_t;
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE Vector set1(float value) { return vdupq_n_f32(value); }
 
@@ -48,37 +37,25 @@ INLINE void store(T* p, Vector v) {
   vst1_u16(&p->bits, narrow(v, p));
 }
 
-// Past the caches: there is no intrinsic for it.
-template <typename T>
-INLINE void stream(T* p, Vector v) {
-  store(p, v);
-}
-INLINE void stream_end() {}
-
-INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Half* type) { return widen_halves(narrow(v, type)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
   return vreinterpretq_f32_u32(vandq_u32(bfloat_in_upper_half(v), vdupq_n_u32(0xffff0000u)));
 }
 
-INLINE Vector add(Vector a, Vector b) { return vaddq_f32(a, b); }
-INLINE Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
-INLINE Vector divide(Vector a, Vector b) { return vdivq_f32(a, b); }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 INLINE Vector square_add(Vector v, Vector total) { return vfmaq_f32(total, v, v); }
 
-// One double for each lane.
-struct Wide {
-  float64x2_t lower;
-  float64x2_t upper;
-};
+using Pair = float64x2_t;
+INLINE void store(double* p, Pair v) { vst1q_f64(p, v); }
+INLINE Pair lower_half(Vector v) { return vcvt_f64_f32(vget_low_f32(v)); }
+INLINE Pair upper_half(Vector v) { return vcvt_high_f64_f32(v); }
 
-INLINE Wide wide_zero() { return {vdupq_n_f64(0), vdupq_n_f64(0)}; }
-INLINE Wide wide_add(Vector v, Wide total) {
-  return {vaddq_f64(vcvt_f64_f32(vget_low_f32(v)), total.lower), vaddq_f64(vcvt_high_f64_f32(v), total.upper)};
-}
-// The square is rounded to float first, so that it overflows where float arithmetic does.
-INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
+}  // namespace
+
+#include "pair.h"
+
+namespace {
+
 INLINE double wide_sum(Wide w) { return vaddvq_f64(vaddq_f64(w.lower, w.upper)); }
 
 // The sums of two accumulators at once.
@@ -88,12 +65,8 @@ INLINE void wide_totals(const Wide* from, double* to) {
 }
 INLINE void square_roots(double* values) { vst1q_f64(values, vsqrtq_f64(vld1q_f64(values))); }
 
-INLINE void wide_store(double* p, Wide w) {
-  vst1q_f64(p, w.lower);
-  vst1q_f64(p + 2, w.upper);
-}
+}  // namespace
 
 #define HAS_HALF_CONVERSION
-#define KERNEL_TABLE kNeonKernels
-#define KERNEL_NAME "neon"
+#define INSTRUCTION_SET neon
 #include "kernels.h"

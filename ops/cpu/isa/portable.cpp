@@ -1,26 +1,15 @@
 // The kernels for any machine, on four-lane vectors as GCC and Clang define them for every target (SSE2 on x86-64, NEON
 // on aarch64). 16-bit types are converted by integer arithmetic.
-#include <cstring>
-
-#include "../table.h"
-
-using namespace rmsnorm_deploy;  // NOLINT: the table's types and nothing else
+#include "types.h"
 
 namespace {
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat {
-  std::uint16_t bits;
-};
+bool usable() { return true; }
 
 constexpr int kLanes = 4;
 using Vector = float __attribute__((vector_size(16)));
 using Words = std::uint32_t __attribute__((vector_size(16)));
 using Shorts = std::uint16_t __attribute__((vector_size(8)));
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE Vector set1(float value) { return Vector{value, value, value, value}; }
 INLINE Words bits_of(Vector v) { return reinterpret_cast<Words>(v); }
@@ -74,20 +63,9 @@ INLINE void store(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
 INLINE void store(Bfloat* p, Vector v) { store_words(p, to_bfloat(v)); }
 INLINE void store(Half* p, Vector v) { store_words(p, to_half(v)); }
 
-// There is no portable way past the caches.
-template <typename T>
-INLINE void stream(T* p, Vector v) {
-  store(p, v);
-}
-INLINE void stream_end() {}
-
-INLINE Vector rounded(Vector v, const float*) { return v; }
 INLINE Vector rounded(Vector v, const Bfloat*) { return float_of(to_bfloat(v) << 16); }
 INLINE Vector rounded(Vector v, const Half*) { return widen_halves(to_half(v)); }
 
-INLINE Vector add(Vector a, Vector b) { return a + b; }
-INLINE Vector multiply(Vector a, Vector b) { return a * b; }
-INLINE Vector divide(Vector a, Vector b) { return a / b; }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
   Vector result;
   for (int i = 0; i < kLanes; ++i) {
@@ -112,11 +90,10 @@ INLINE Wide wide_add(Vector v, Wide total) {
   for (int i = 0; i < kLanes; ++i) total.lanes[i] += static_cast<double>(v[i]);
   return total;
 }
-// The square is rounded to float first, so that it overflows where float arithmetic does.
-INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(v * v, total); }
 INLINE double wide_sum(Wide w) { return (w.lanes[0] + w.lanes[2]) + (w.lanes[1] + w.lanes[3]); }
 INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lanes); }
 
-#define KERNEL_TABLE kPortableKernels
-#define KERNEL_NAME "portable"
+}  // namespace
+
+#define INSTRUCTION_SET portable
 #include "kernels.h"

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "../../cpu/convert.h"
 #include "../../cpu/scalar.h"
 #include "../binding.h"
 #include "../library.h"
-#include "narrow.h"
 
 namespace rmsnorm_deploy {
 namespace {

@@ -4,8 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../ops/cpu/scalar.h"
-#include "../../ops/cpu/table.h"
+#include "../../../ops/cpu/scalar.h"
+
+#define INLINE static inline  // left to the compiler: to inline all of this takes it half a minute
+
+#include "../../../ops/cpu/formula.h"
 
 using namespace rmsnorm_deploy;  // NOLINT: a test's own file
 
@@ -16,8 +19,6 @@ constexpr int kLanes = 16;
 struct Vector {
   float lanes[kLanes];
 };
-
-#define INLINE static inline  // left to the compiler: to inline all of this takes it half a minute
 
 template <typename Function>
 INLINE Vector each(Function function) {
@@ -61,6 +62,7 @@ INLINE void store(T* p, Vector v) {
   store_first(p, v, kLanes);
 }
 
+#define HAS_STREAM
 // Like the instruction, ends the program where the address is not aligned to what is stored.
 template <typename T>
 INLINE void stream(T* p, Vector v) {
@@ -76,13 +78,13 @@ INLINE Vector rounded(Vector v, const T*) {
   return load(memory);
 }
 
-INLINE Vector add(Vector a, Vector b) {
+INLINE Vector operator+(Vector a, Vector b) {
   return each([&](int i) { return a.lanes[i] + b.lanes[i]; });
 }
-INLINE Vector multiply(Vector a, Vector b) {
+INLINE Vector operator*(Vector a, Vector b) {
   return each([&](int i) { return a.lanes[i] * b.lanes[i]; });
 }
-INLINE Vector divide(Vector a, Vector b) {
+INLINE Vector operator/(Vector a, Vector b) {
   return each([&](int i) { return a.lanes[i] / b.lanes[i]; });
 }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
@@ -100,8 +102,6 @@ INLINE Wide wide_add(Vector v, Wide total) {
   for (int i = 0; i < kLanes; ++i) total.lanes[i] += static_cast<double>(v.lanes[i]);
   return total;
 }
-// The square is rounded to float first, so that it overflows where float arithmetic does.
-INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(multiply(v, v), total); }
 // Half onto half, the order in which AVX-512 reduces: so both give the same bits.
 INLINE double wide_sum(Wide w) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
@@ -125,7 +125,10 @@ INLINE void square_roots(double* values) {
 
 INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lanes); }
 
+bool usable() { return true; }
+
+}  // namespace
+
 #define HAS_HALF_CONVERSION
-#define KERNEL_TABLE kPortableKernels
-#define KERNEL_NAME "emulated16"
-#include "../../ops/cpu/isa/kernels.h"
+#define INSTRUCTION_SET emulated16
+#include "../../../ops/cpu/isa/kernels.h"

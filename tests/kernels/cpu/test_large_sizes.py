@@ -31,12 +31,12 @@ CASES = [
     "double columns beyond 2^32",
     "converted scale",
 ]
-TRUNCATED = [  # where an offset in ops/cpu/plan.cpp is cut to 32 bits, and a case that shows it
-    (r"(void Plan::run_rows\(.*?)std::int64_t skip", r"\1std::int32_t skip", "rows"),
-    (r"(void Plan::run_columns\(.*?)std::int64_t skip", r"\1std::int32_t skip", "columns"),
-    (r"(void Plan::run_double\(.*?)std::int64_t skip", r"\1std::int32_t skip", "double rows"),
-    (r"(int64_t Plan::offset\(.*?)std::int64_t result", r"\1std::int32_t result", "rows scale by outer"),
-    (r"(bool Plan::layout\(.*?)std::int64_t from = 0", r"\1std::int32_t from = 0", "converted scale"),
+TRUNCATED = [  # where an offset is cut to 32 bits, and a case that shows it
+    ("run", r"(void Plan::run_rows\(.*?)std::int64_t skip", r"\1std::int32_t skip", "rows"),
+    ("run", r"(void Plan::run_columns\(.*?)std::int64_t skip", r"\1std::int32_t skip", "columns"),
+    ("run", r"(void Plan::run_float64\(.*?)std::int64_t skip", r"\1std::int32_t skip", "double rows"),
+    ("weights", r"(int64_t Weights::offset\(.*?)std::int64_t result", r"\1std::int32_t result", "rows scale by outer"),
+    ("weights", r"(bool Weights::lay_out\(.*?)std::int64_t from = 0", r"\1std::int32_t from = 0", "converted scale"),
 ]
 NO_ROOM = 77
 
@@ -87,8 +87,8 @@ def test_one_row_of_more_than_two_to_the_31_values(far_end):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("pattern", "replacement", "case"), TRUNCATED, ids=[case for *_, case in TRUNCATED])
-def test_an_offset_of_32_bits_is_noticed(build, far_end, pattern, replacement, case):
-    with build.planted("cpu/plan.cpp", pattern, replacement):
+@pytest.mark.parametrize(("file", "pattern", "replacement", "case"), TRUNCATED, ids=[case for *_, case in TRUNCATED])
+def test_an_offset_of_32_bits_is_noticed(build, far_end, file, pattern, replacement, case):
+    with build.planted(f"cpu/{file}.cpp", pattern, replacement):
         done = run(driver(build), case)
     assert done.returncode in (1, 3), done.stdout + done.stderr  # another result, or an address that is not its own

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.contract import DTYPES, MAX_RANK, Params
+from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = Path(__file__).resolve().parent / "shim"
@@ -68,6 +70,19 @@ def compile_binding(ops, folder):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, zip(sources, targets, strict=True)))
     return targets
+
+
+def objects(tmp_path_factory):
+    """Object files of the unchanged sources, by unit; and those of the host side. A test run builds them once."""
+    if compiler() is None:
+        pytest.skip("needs a C++ compiler, to compile the CUDA kernels for the host; install g++")
+
+    def make(folder):
+        compile_units(ROOT / "ops", UNITS, folder / "units")
+        compile_host(ROOT / "ops", folder / "host")
+
+    folder = once(tmp_path_factory, "emulated", make)
+    return {unit: folder / "units" / f"{unit}.o" for unit in UNITS}, sorted((folder / "host").glob("*.o"))
 
 
 class EmulatorError(AssertionError):

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from native import ROOT, can_link, compiler, output_of
+from tests.support.native import ROOT, can_link, compiler, output_of
 
 HEADER = ROOT / "ops" / "include" / "rms_norm.h"
 

@@ -1,0 +1,248 @@
+// Rows that lie one behind the other.
+#ifndef RMSNORM_DEPLOY_CPU_ISA_ROWS_H_
+#define RMSNORM_DEPLOY_CPU_ISA_ROWS_H_
+
+#include "factors.h"
+#include "steps.h"
+
+namespace {
+
+// Chains of float additions are at most this many values long for each lane and accumulator; the sums of longer rows
+// are collected in double precision. In a row of one constant all roundings of a chain go the same way: with 8 values
+// the rms is at most 2 * 2^-24 off whatever the length, with 64 values 8 * 2^-24.
+constexpr std::int64_t kChain = 8;
+constexpr int kAccumulators = 8;
+constexpr std::int64_t kStride = kAccumulators * kLanes;
+
+// Rows up to this length can be widened to float on the way through the first pass, so that the second converts
+// nothing. The copy and the scale share the first-level cache with the row. Longer rows are converted again instead.
+constexpr std::int64_t kScratch = 4096;
+
+// Whether it costs about one instruction to widen values of T.
+template <typename T>
+constexpr bool kCheapLoads = false;
+template <>
+constexpr bool kCheapLoads<float> = true;
+#if defined(HAS_HALF_CONVERSION)
+template <>
+constexpr bool kCheapLoads<Half> = true;
+#endif
+
+// Most values that are in one step together; they have to stay in the first-level cache.
+constexpr std::int64_t kBatchValues = 4096;
+static_assert(kBatchValues <= kScratch, "a batch is widened into the scratch");
+
+// The sum of kCount vectors. Recursion, not loops, keeps them in registers.
+template <int kCount>
+INLINE Vector tree(const Vector* values) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    return tree<kCount / 2>(values) + tree<kCount / 2>(values + kCount / 2);
+  }
+}
+
+// The sum of kCount * kLanes squares.
+template <typename T, int kMode, bool kWiden, bool kFar, int kCount>
+INLINE Vector squares(const T* x, const T* residual, T* sum, float* wide, const Attributes& a) {
+  Vector sums[kCount];
+#pragma GCC unroll 8
+  for (int k = 0; k < kCount; ++k) {
+    const std::int64_t at = k * kLanes;
+    const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
+    if constexpr (kWiden) store(wide + at, v);
+    sums[k] = v * v;
+  }
+  return tree<kCount>(sums);
+}
+
+// Sum of squares of the entries [0, measured) of a row, and the sum with the residual and the widened copy of [0,
+// size). kWiden: every value also goes to `wide`. kFar: `sum` is written past the caches.
+template <typename T, int kMode, bool kWiden, bool kFar>
+INLINE Wide first_pass(const T* x, const T* residual, T* sum, float* wide, std::int64_t size, std::int64_t measured,
+                       const Attributes& a) {
+  constexpr bool kWhole = kWiden || kMode == kResidual || kMode == kResidualBias;
+  constexpr int kHalf = kAccumulators / 2;
+  Wide total = wide_zero();
+  std::int64_t i = 0;
+  while (i + 2 * kStride <= measured) {
+    Vector sums[kAccumulators];
+#pragma GCC unroll 8
+    for (int k = 0; k < kAccumulators; ++k) sums[k] = set1(0);
+    std::int64_t end = measured - measured % kStride;
+    if (end > i + kChain * kStride) end = i + kChain * kStride;
+    for (; i < end; i += kStride) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kAccumulators; ++k) {
+        const std::int64_t at = i + k * kLanes;
+        const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
+        if constexpr (kWiden) store(wide + at, v);
+        sums[k] = square_add(v, sums[k]);
+      }
+    }
+    total = wide_add(tree<kAccumulators>(sums), total);
+  }
+  if (i + kStride <= measured) {
+    const Vector all = squares<T, kMode, kWiden, kFar, kAccumulators>(x + i, residual + i, sum + i, wide + i, a);
+    total = wide_add(all, total);
+    i += kStride;
+  }
+  if (i + kHalf * kLanes <= measured) {
+    const Vector all = squares<T, kMode, kWiden, kFar, kHalf>(x + i, residual + i, sum + i, wide + i, a);
+    total = wide_add(all, total);
+    i += kHalf * kLanes;
+  }
+  for (; i + kLanes <= measured; i += kLanes) {
+    const Vector v = entered<T, kMode, kFar>(x + i, residual + i, sum + i, a);
+    if constexpr (kWiden) store(wide + i, v);
+    total = wide_square_add(v, total);
+  }
+  if (i < measured) {
+    const std::int64_t count = measured - i;
+    const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, count, a);
+    if constexpr (kWiden) store_first(wide + i, v, count);
+    total = wide_square_add(v, total);
+    i = measured;
+  }
+  if constexpr (kWhole) {
+    // What the mean leaves out is still added and widened.
+    for (; i + kLanes <= size; i += kLanes) {
+      const Vector v = entered<T, kMode, false>(x + i, residual + i, sum + i, a);
+      if constexpr (kWiden) store(wide + i, v);
+    }
+    if (i < size) {
+      const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, size - i, a);
+      if constexpr (kWiden) store_first(wide + i, v, size - i);
+    }
+  }
+  return total;
+}
+
+// y of one row. S is T, or float where the row was widened. kFar: y is written past the caches, and the row at `next`
+// is fetched meanwhile.
+template <typename T, typename S, int kMode, int kRounding, bool kDivide, bool kFar>
+INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, Factor factor, std::int64_t size,
+                        const T* next) {
+  constexpr bool kHasBias = kMode == kBias || kMode == kResidualBias;
+  constexpr int kUnroll = 4;
+  constexpr int kLine = 64 / sizeof(T);
+  const Vector high = set1(factor.high);
+  const Vector low = set1(factor.low);
+  std::int64_t i = 0;
+  for (; i + kUnroll * kLanes <= size; i += kUnroll * kLanes) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kUnroll; ++k) {
+      const std::int64_t at = i + k * kLanes;
+      if constexpr (kFar) {
+        if (k * kLanes % kLine == 0) __builtin_prefetch(next + at);
+      }
+      const Vector b = kHasBias ? load(bias + at) : set1(0);
+      put<kFar>(y + at, finished<T, kMode, kRounding, kDivide>(load(x + at), high, low, load(scale + at), b));
+    }
+  }
+  for (; i + kLanes <= size; i += kLanes) {
+    const Vector b = kHasBias ? load(bias + i) : set1(0);
+    put<kFar>(y + i, finished<T, kMode, kRounding, kDivide>(load(x + i), high, low, load(scale + i), b));
+  }
+  if (i < size) {
+    const std::int64_t count = size - i;
+    const Vector b = kHasBias ? load_first(bias + i, count) : set1(0);
+    const Vector s = load_first(scale + i, count);
+    store_first(y + i, finished<T, kMode, kRounding, kDivide>(load_first(x + i, count), high, low, s, b), count);
+  }
+}
+
+template <typename T, typename S, int kMode, int kRounding, bool kFar>
+INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, const Factors& factors, int row,
+                        std::int64_t size, const T* next) {
+  const Factor factor = {factors.high[row], factors.low[row]};
+  if (__builtin_expect(!factors.divides[row], 1)) {
+    second_pass<T, S, kMode, kRounding, false, kFar>(x, y, scale, bias, factor, size, next);
+  } else {
+    second_pass<T, S, kMode, kRounding, true, false>(x, y, scale, bias, factor, size, next);
+  }
+}
+
+// kFar: for tensors that no cache holds. They are one row at a time, in whole lines.
+// kSize: the length of the rows where it is known to the compiler, else 0; then all of it is measured.
+template <typename T, int kMode, int kRounding, bool kFar, std::int64_t kSize>
+INLINE void rows(const RowsArgs& a) {
+  const std::int64_t size = kSize ? kSize : a.size;
+  const std::int64_t measured = kSize ? kSize : a.measured;
+  constexpr bool kAdds = kMode == kResidual || kMode == kResidualBias;
+  // Measured: to convert float16 again costs less than to store and load floats. A sum that went past the caches is
+  // not there to be read.
+  constexpr bool kWidens = sizeof(T) == 2 ? kAdds || !kCheapLoads<T> : kFar && kAdds;
+  const T* x = static_cast<const T*>(a.x);
+  const T* residual = kAdds ? static_cast<const T*>(a.residual) : x;
+  T* y = static_cast<T*>(a.y);
+  T* sum = kAdds ? static_cast<T*>(a.sum) : y;
+  const bool widens = kWidens && size <= kScratch;
+  // Some short rows go through each step together.
+  std::int64_t most = kBatch;
+  if (kFar || size > kBatchValues / 2) {
+    most = 1;
+  } else if (size > kBatchValues / kBatch) {
+    most = kBatchValues / size;
+  }
+  const double per_count = 1.0 / static_cast<double>(measured);
+  alignas(64) float wide[kWidens ? kScratch : 1];
+  for (std::int64_t row = 0; row < a.rows;) {
+    const std::int64_t batch = a.rows - row < most ? a.rows - row : most;
+    Wide sums[kBatch];
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::int64_t at = i * size;
+      if (widens) {
+        sums[i] = first_pass<T, kMode, kWidens, kFar>(x + at, residual + at, sum + at, wide + at, size, measured,
+                                                      a.attributes);
+      } else {
+        sums[i] =
+            first_pass<T, kMode, false, false>(x + at, residual + at, sum + at, nullptr, size, measured, a.attributes);
+      }
+    }
+    Factors factors;
+    if (batch == 1) {
+      set_factor(factors, 0, rms_of(wide_sum(sums[0]) * per_count, a.attributes));
+    } else {
+      const int groups = static_cast<int>((batch + kSide - 1) / kSide);
+      for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
+      for (int i = 0; i < groups; ++i) {
+        double totals[kSide];
+        wide_totals(sums + i * kSide, totals);
+        set_factors(factors, i * kSide, totals, per_count, a.attributes);
+      }
+    }
+    const T* next = x + (row + batch < a.rows ? batch * size : 0);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::int64_t at = i * size;
+      const int k = static_cast<int>(i);
+      if (widens) {
+        second_pass<T, float, kMode, kRounding, kFar>(wide + at, y + at, a.scale, a.bias, factors, k, size, next);
+      } else {
+        const T* values = (kAdds ? sum : x) + at;
+        second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, k, size, next);
+      }
+    }
+    row += batch;
+    x += batch * size;
+    residual += batch * size;
+    y += batch * size;
+    sum += batch * size;
+  }
+  if constexpr (kFar) stream_end();
+}
+
+template <typename T, int kMode, int kRounding>
+static void rows_kernel(const RowsArgs& a) {
+  if (a.far) return rows<T, kMode, kRounding, true, 0>(a);
+  if constexpr (kMode == kPlain || kMode == kResidual) {
+    // The usual sizes of an attention head.
+    if (a.size == 64 && a.measured == 64) return rows<T, kMode, kRounding, false, 64>(a);
+    if (a.size == 128 && a.measured == 128) return rows<T, kMode, kRounding, false, 128>(a);
+  }
+  rows<T, kMode, kRounding, false, 0>(a);
+}
+
+}  // namespace
+
+#endif  // RMSNORM_DEPLOY_CPU_ISA_ROWS_H_
