@@ -76,11 +76,19 @@ class Draft:
             x = self.cast(x, self.dtype, "cast")
         return x, residual, total
 
-    def value(self, dtype: ir.DataType, like: ir.Value) -> ir.Value:
-        """A new value without a name, of ``like``'s shape."""
-        return ir.Value(type=ir.TensorType(dtype), shape=like.shape)
+    def value(self, dtype: ir.DataType, like: ir.Value | None) -> ir.Value:
+        """A new value without a name, of ``like``'s shape; None leaves the shape open."""
+        return ir.Value(type=ir.TensorType(dtype), shape=None if like is None else like.shape)
 
-    def node(self, op_type: str, inputs: list[ir.Value], name: str, *, like: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def node(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        name: str,
+        *,
+        dtype: ir.DataType,
+        like: ir.Value | None = None,
+    ) -> ir.Value:
         """A standard node in front of the norm or behind it; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
