@@ -48,17 +48,17 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
 cli: __init__ app
-fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
+fusing: __init__ draft report names guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
-op: versions dtypes definition body reference schema __init__
-recognise: __init__ match scopes inference folding refusal facts factor leading residual state checks fused_forms
+op: dtypes versions definition body reference schema __init__
+recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
     rounding square step ending reduction keepdims normalised output statistic grammar engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
     rotary shaping slicing convert
-tvm/passes: __init__ lower rest tidy pipeline
+tvm/passes: __init__ lower tidy rest pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
