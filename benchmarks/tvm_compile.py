@@ -34,7 +34,7 @@ from tvm.relax.frontend.onnx import from_onnx
 import rmsnorm_deploy
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm import compile as compile_model
-from rmsnorm_deploy.tvm import targets
+from rmsnorm_deploy.tvm.targets.resolve import resolve, this_cpu
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "models"
 
@@ -75,7 +75,7 @@ def ours(model: Any, folder: Path) -> None:
 
 
 def stock(path: Path, folder: Path) -> None:
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     with target, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         module = from_onnx(onnx.load(path))
@@ -108,7 +108,7 @@ def main() -> None:
     norm = one_norm()
     seconds(lambda folder: ours(norm, folder))  # the first compilation of a process pays for TVM's own start
     single = medians({"norm": lambda folder: ours(norm, folder)}, arguments.repeat)["norm"]
-    print(f"TVM {tvm.__version__}, {targets.this_cpu()}; one norm: {single:.2f} s")
+    print(f"TVM {tvm.__version__}, {this_cpu()}; one norm: {single:.2f} s")
     print(f"{'model':40} {'ours':>6} {'without':>8} {'norms add':>10} {'stock':>6} {'ours / stock':>13}")
     rows = []
     for path in arguments.models or sorted(SAMPLES.glob("*.onnx")):

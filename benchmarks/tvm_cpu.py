@@ -114,9 +114,9 @@ def stock(chain: Chain) -> Any:
     import tvm
     from tvm.relax.frontend.onnx import from_onnx
 
-    from rmsnorm_deploy.tvm import targets
+    from rmsnorm_deploy.tvm.targets.resolve import resolve
 
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     return tvm.relax.VirtualMachine(tvm.compile(from_onnx(stock_model(chain)), target=target), tvm.cpu())["main"]
 
 
@@ -124,15 +124,15 @@ def bare(chain: Chain) -> BareContestant:
     """The kernel of one norm."""
     import tvm
 
-    from rmsnorm_deploy.tvm import targets
-    from rmsnorm_deploy.tvm.schedules import family
     from rmsnorm_deploy.tvm.schedules.norm import Norm
+    from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+    from rmsnorm_deploy.tvm.targets.resolve import resolve
 
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     data_type, numpy_type = DTYPES[chain.dtype]
     norm = Norm(NormParameters(Op(chain.form), data_type, epsilon=EPSILON, scale_type=1), chain.dtype, chain.size)
-    schedules = family(target)
-    kernel = schedules.kernel(norm, schedules.default(norm, target)).with_attr("global_symbol", "norm")
+    schedules = schedules_for(target)
+    kernel = schedules.kernel(norm, schedules.default(norm)).with_attr("global_symbol", "norm")
     module = tvm.compile(tvm.IRModule({"norm": kernel}), target=target).mod
     rng = np.random.default_rng(0)
     tensors = 2 if chain.residual else 1

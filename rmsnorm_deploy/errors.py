@@ -1,4 +1,4 @@
-"""The errors that a user can meet, each with its exit code and the line that says how to mend it."""
+"""The errors that a user can meet, each with its exit code and a hint; and what a foreign error says, in one line."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ class MissingEnvironment(RmsNormDeployError):
     """This machine or installation lacks what was asked for."""
 
     exit_code = 4
+
+
+def first_line(error: BaseException | str, most: int = 300) -> str:
+    """The first line of what an error says, at most ``most`` characters; its type where it says nothing."""
+    return _lines(error)[0].strip()[:most]
+
+
+def last_line(error: BaseException | str, most: int = 300) -> str:
+    """The last line of what an error says, where a foreign library puts the cause; else as :func:`first_line`."""
+    return _lines(error)[-1].strip()[:most]
+
+
+def _lines(error: BaseException | str) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__ if isinstance(error, BaseException) else ""]

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, VerificationFailed
+from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS, TARGETS_IN_WORDS
 
 # everything heavy (onnxruntime, rich's tables) is imported in the commands, so that --help is quick
 
@@ -255,7 +256,7 @@ def fuse_command(
     if output is not None and str(output) == "-":
         raise UsageError("a model cannot be written to stdout", "Name a file: '-o fused.onnx'.")
     if output is not None:
-        from rmsnorm_deploy.model.external import check_output
+        from rmsnorm_deploy.model.files import check_output
 
         # before any work: a refusal should not take a minute
         if model.exists():
@@ -553,19 +554,18 @@ MtripleOption = Annotated[
     str | None,
     typer.Option("--mtriple", metavar="TRIPLE", help="Of a machine of another architecture: aarch64-linux-gnu."),
 ]
-_TARGET_HELP = "llvm (the CPU), cuda, rocm, opencl, metal or webgpu."
 
 
 @app.command("compile")
 def compile_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to make.")],
-    target: Annotated[str, typer.Option("--target", metavar="TARGET", help=_TARGET_HELP)] = "llvm",
+    target: Annotated[str, typer.Option("--target", metavar="TARGET", help=f"{TARGETS_IN_WORDS}.")] = "llvm",
     mcpu: Annotated[
         str | None, typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; this machine's by default.")
     ] = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", metavar="GPUS", help="For cuda: sm_80,sm_90 by default. For rocm: gfx90a.")
+        str | None, typer.Option("--arch", metavar="GPUS", help=f"The GPUs. {ARCHITECTURES_IN_WORDS}.")
     ] = None,
     mtriple: MtripleOption = None,
     dump_ir: Annotated[
@@ -610,7 +610,7 @@ def tune_command(
         typer.Option("--mcpu", metavar="CPU", help="LLVM's name of the CPU; by default this machine's."),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", metavar="GPU", help="For cuda: the GPU here by default. For rocm: gfx90a.")
+        str | None, typer.Option("--arch", metavar="GPU", help="One GPU. For cuda, the one that is here by default.")
     ] = None,
     mtriple: MtripleOption = None,
     tracker: Annotated[

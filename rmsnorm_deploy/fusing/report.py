@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
-from rmsnorm_deploy.recognise.match import Miss, Stage
+import onnx_ir as ir
+
+from rmsnorm_deploy.recognise.facts import node_name
+from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 
 SCHEMA_VERSION = 1
 """Version of the dictionary that :meth:`FusionReport.to_dict` gives; raised when a key changes its meaning."""
@@ -53,6 +55,33 @@ class FusedNorm:
     notes: tuple[str, ...]
 
 
+def described(match: Match) -> FusedNorm:
+    """A norm as it is planned: every node that it stands for goes."""
+    parameters = match.parameters
+
+    def name(value: ir.Value | None) -> str:
+        return (value.name or "") if value is not None else ""
+
+    return FusedNorm(
+        node=node_name(match.nodes[-1]),
+        op=parameters.op.value,
+        scope=match.site.scope,
+        x=name(match.x),
+        scale=name(match.scale),
+        output=name(match.output),
+        residual=name(match.residual),
+        axes=parameters.axes,
+        epsilon=parameters.epsilon,
+        attributes=parameters.to_attributes(),
+        type=ir.DataType(parameters.output_type).name,
+        spelling=match.spelling,
+        rounding="fewer" if match.fewer_roundings else "same",
+        removed=tuple(node_name(n) for n in match.nodes),
+        kept=(),
+        notes=match.notes,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class FusionReport:
     """Everything that one call of :func:`rmsnorm_deploy.fuse` did or would do.
@@ -63,7 +92,7 @@ class FusionReport:
         ops_before: number of nodes by operator ("domain::Op" outside ai.onnx), subgraphs and local functions included.
         ops_after: the same after fusing; our own function bodies are not counted.
         warnings: what the user should know about the model as a whole.
-        opset: the ai.onnx opset of the model.
+        opset: the ai.onnx opset of the model that was returned; after a dry run, of the model as it is.
         form: the form in which the norms were written.
         already: number of our own nodes that the model had before.
     """
@@ -120,7 +149,3 @@ class FusionReport:
             "ops_after": self.ops_after,
             "warnings": list(self.warnings),
         }
-
-    def to_json(self) -> str:
-        """:meth:`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)

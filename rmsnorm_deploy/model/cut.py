@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from rmsnorm_deploy.model.graphs import subgraphs
+
 
 def cut(
     model: ModelProto, inputs: list[tuple[str, int, list[int]]], outputs: list[tuple[str, int]]
@@ -87,10 +89,9 @@ def _declared(graph: GraphProto) -> dict[str, int]:
 
 def _reads(node: NodeProto) -> list[str]:
     names = list(node.input)
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            inner = {v for n in graph.node for v in n.output} | {v.name for v in graph.input}
-            inner |= {t.name for t in graph.initializer}
-            names += [v for n in graph.node for v in _reads(n) if v not in inner]
-            names += [o.name for o in graph.output if o.name not in inner]
+    for _, _, graph in subgraphs(node):
+        inner = {v for n in graph.node for v in n.output} | {v.name for v in graph.input}
+        inner |= {t.name for t in graph.initializer}
+        names += [v for n in graph.node for v in _reads(n) if v not in inner]
+        names += [o.name for o in graph.output if o.name not in inner]
     return names

@@ -1,17 +1,17 @@
-"""Which files may be read or written: weight files stay inside the model's folder, outputs never replace an input."""
+"""External data: which tensors have their data in another file, where, and whether that file is safe to read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+import onnx_ir as ir
+from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 from rmsnorm_deploy.errors import ModelError, UsageError
-
-StrPath = str | os.PathLike[str]
+from rmsnorm_deploy.model.graphs import PLAIN, walk
 
 _HUGGING_FACE = (
     "A Hugging Face cache keeps links into ../../blobs: copy the model out with "
@@ -19,47 +19,43 @@ _HUGGING_FACE = (
 )
 
 
-_WITHOUT_TENSORS = frozenset(
-    AttributeProto.AttributeType.Value(name) for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS")
-)
-
-
 def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of ``model`` whose data lie in another file: initializers, attributes, subgraphs and functions."""
+    for found in walk(model):
+        if isinstance(found, GraphProto):
+            tensors = [*found.initializer, *_dense(found.sparse_initializer)]
+        else:
+            held = [a for a in found.attribute if a.type not in PLAIN]
+            tensors = [
+                t for a in held for t in (a.t, *a.tensors, *_dense([a.sparse_tensor]), *_dense(a.sparse_tensors))
+            ]
+        yield from (t for t in tensors if t.data_location == TensorProto.EXTERNAL)
 
-    def of_graph(graph: GraphProto) -> Iterator[TensorProto]:
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield sparse.values
-            yield sparse.indices
-        for node in graph.node:
-            yield from of_node(node)
 
-    def of_node(node: NodeProto) -> Iterator[TensorProto]:
-        for attribute in node.attribute:
-            if attribute.type in _WITHOUT_TENSORS:
-                continue
-            yield attribute.t
-            yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield sparse.values
-                yield sparse.indices
-            # the test keeps the walk from creating empty graphs for ever
-            if attribute.HasField("g"):
-                yield from of_graph(attribute.g)
-            for graph in attribute.graphs:
-                yield from of_graph(graph)
+def _dense(sparse: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
+    for tensor in sparse:
+        yield tensor.values
+        yield tensor.indices
 
-    def everything() -> Iterator[TensorProto]:
-        yield from of_graph(model.graph)
-        for training in model.training_info:
-            yield from of_graph(training.initialization)
-            yield from of_graph(training.algorithm)
-        for function in model.functions:
-            for node in function.node:
-                yield from of_node(node)
 
-    return (t for t in everything() if t.data_location == TensorProto.EXTERNAL)
+def weights_folder(model: ir.Model) -> Path | None:
+    """The folder that the external data of ``model`` are relative to; None where it has none.
+
+    Raises:
+        UsageError: there are several.
+    """
+    folders = {
+        str(Path(v.const_value.base_dir or ".").absolute())
+        for graph in model.graphs()
+        for v in graph.initializers.values()
+        if isinstance(v.const_value, ir.ExternalTensor)
+    }
+    if len(folders) > 1:
+        raise UsageError(
+            f"the model takes weights from several folders: {', '.join(sorted(folders))}",
+            "Save it with onnx_ir.save(..., external_data=...) first.",
+        )
+    return Path(folders.pop()) if folders else None
 
 
 def external_reference(tensor: TensorProto) -> tuple[str, int, int]:
@@ -148,43 +144,3 @@ def weight_file(folder: Path, location: str, tensor: str) -> Path:
 
 def _is_within(path: str, folder: str) -> bool:
     return os.path.commonpath([path, folder]) == folder
-
-
-def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
-    """Whether ``path`` may be written.
-
-    Args:
-        path: the output file.
-        source: the model that it was made from.
-        overwrite: an existing output may be replaced.
-
-    Raises:
-        UsageError: the folder is missing or not writable, the output exists, is a folder, or is the input.
-    """
-    folder = path.parent
-    if not folder.exists():
-        raise UsageError(f"the folder {folder} of the output does not exist", f"Create it: 'mkdir -p {folder}'.")
-    if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder, so {path.name} cannot be written into it", "Choose another output."
-        )
-    if path.is_dir():
-        raise UsageError(f"the output {path} is a folder", f"Name a file: '{path / 'fused.onnx'}'.")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"the output {path} is a device, a pipe or a socket, not a file", "Choose another output.")
-    if source is not None and same_file(path, source):
-        raise UsageError(
-            f"the output {path} is the input", "Choose another name: the original is needed to verify the result."
-        )
-    if os.path.lexists(path) and not overwrite:
-        raise UsageError(f"the output {path} exists", "Pass --force (overwrite=True in Python) to replace it.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the folder {folder} is not writable", "Choose an output in a folder of yours.")
-
-
-def same_file(a: Path, b: Path) -> bool:
-    """Whether two names stand for one file, links followed."""
-    try:
-        return a.samefile(b)
-    except OSError:
-        return os.path.realpath(a) == os.path.realpath(b)

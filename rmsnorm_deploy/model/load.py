@@ -7,8 +7,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.model.external import StrPath, external_reference, external_tensors, weight_file
+from rmsnorm_deploy.errors import ModelError, first_line
+from rmsnorm_deploy.model.external import external_reference, external_tensors, weight_file
+from rmsnorm_deploy.model.files import StrPath
 
 PROTOBUF_LIMIT = 2**31 - 1
 """No protobuf message is larger than this, whatever writes it."""
@@ -85,7 +86,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         where = "the graph" if path is None else f"the graph in {path}"
-        raise ModelError(f"{where} cannot be understood: {_first_line(error)}", _TRY_CHECKER) from error
+        raise ModelError(f"{where} cannot be understood: {first_line(error)}", _TRY_CHECKER) from error
     if path is None or next(iter(external_tensors(proto)), None) is None:
         return model
     # an absolute folder: with an empty one onnx_ir switches its own containment checks off
@@ -173,7 +174,3 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
             return value, position
         shift += 7
     return None, position
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

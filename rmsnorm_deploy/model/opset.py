@@ -5,6 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.errors import first_line
+from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
+
 
 def raised(model: ir.Model, opset: int) -> ir.Model:
     """A copy of ``model`` at ai.onnx ``opset``, converted by onnx's version converter; tensors are shared.
@@ -15,35 +18,19 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     if model.functions:
         raise ValueError("onnx's version converter does not convert models with local functions")
     try:
-        skeleton = model.clone()
+        skeleton, weights = ir_without_weights(model)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
-    weights: dict[str, ir.TensorProtocol] = {}
-    for name, value in skeleton.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.size <= 1024 or tensor.dtype == ir.DataType.STRING:
-            continue
-        weights[name] = tensor
-        value.const_value = ir.ExternalTensor(
-            "weights",
-            0,
-            tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape([int(d) for d in tensor.shape]),  # type: ignore[arg-type]
-            name=name,
-        )
     proto = ir.to_proto(skeleton)
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
     except Exception as error:  # the converter raises RuntimeError and its own types
-        raise ValueError(str(error).strip().splitlines()[0]) from error
+        raise ValueError(first_line(error)) from error
     if [v.name for v in converted.graph.output] != [v.name for v in proto.graph.output]:
         raise ValueError("onnx's version converter renamed an output")
     converted.ir_version = max(converted.ir_version, 10)
     converted.metadata_props.extend(p for p in proto.metadata_props if p not in converted.metadata_props)
     result = ir.from_proto(converted)
-    for name, tensor in weights.items():
-        if name not in result.graph.initializers:
-            raise ValueError(f"onnx's version converter lost the weight '{name}'")
-        result.graph.initializers[name].const_value = tensor
+    if put_back(result, weights) < len(weights):
+        raise ValueError("onnx's version converter lost a weight")
     return result

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import subgraphs
+
 
 def splice(
     proto: onnx.ModelProto,
@@ -57,22 +59,21 @@ def splice(
 
 def _carry_over(old: onnx.NodeProto, new: onnx.NodeProto) -> None:
     """What onnx_ir has no place for in the subgraphs of a node that was written anew."""
-    graphs = {(a.name, i): g for a in old.attribute for i, g in enumerate([a.g] if a.HasField("g") else a.graphs)}
-    for attribute in new.attribute:
-        for i, graph in enumerate([attribute.g] if attribute.HasField("g") else attribute.graphs):
-            before = graphs.get((attribute.name, i))
-            if before is None:
-                continue
-            graph.sparse_initializer.extend(before.sparse_initializer)
-            known = {a.tensor_name for a in graph.quantization_annotation}
-            names = {o for n in graph.node for o in n.output} | {t.name for t in graph.initializer}
-            graph.quantization_annotation.extend(
-                a for a in before.quantization_annotation if a.tensor_name not in known and a.tensor_name in names
-            )
-            holders = {tuple(n.output): n for n in before.node if n.attribute}
-            for node in graph.node:
-                if node.attribute and tuple(node.output) in holders:
-                    _carry_over(holders[tuple(node.output)], node)
+    graphs = {(name, i): graph for name, i, graph in subgraphs(old)}
+    for name, i, graph in subgraphs(new):
+        before = graphs.get((name, i))
+        if before is None:
+            continue
+        graph.sparse_initializer.extend(before.sparse_initializer)
+        known = {a.tensor_name for a in graph.quantization_annotation}
+        names = {o for n in graph.node for o in n.output} | {t.name for t in graph.initializer}
+        graph.quantization_annotation.extend(
+            a for a in before.quantization_annotation if a.tensor_name not in known and a.tensor_name in names
+        )
+        holders = {tuple(n.output): n for n in before.node if n.attribute}
+        for node in graph.node:
+            if node.attribute and tuple(node.output) in holders:
+                _carry_over(holders[tuple(node.output)], node)
 
 
 def _initializers(proto: onnx.GraphProto, graph: ir.Graph) -> None:

@@ -1,22 +1,10 @@
 """The operators: what they are, what they mean, how they are written. Everything else reads them from here."""
 
-from rmsnorm_deploy.op.definition import (
-    ALL_FEATURES,
-    DOMAIN,
-    FLOAT_TYPES,
-    MIN_IR_VERSION,
-    MIN_OPSET,
-    SIXTEEN_BIT,
-    VERSION,
-    NormParameters,
-    Op,
-    as_float32,
-    attribute_names,
-    function_body,
-    min_opset,
-    register_schemas,
-    schemas,
-)
+from rmsnorm_deploy.op.body import MIN_IR_VERSION, MIN_OPSET, function_body, min_opset
+from rmsnorm_deploy.op.definition import ALL_FEATURES, NormParameters, Op, as_float32, attribute_names
+from rmsnorm_deploy.op.dtypes import FLOAT_TYPES, SIXTEEN_BIT
+from rmsnorm_deploy.op.schema import register_schemas, schemas
+from rmsnorm_deploy.op.versions import DOMAIN, VERSION, newest, version_of
 
 __all__ = [
     "ALL_FEATURES",
@@ -32,6 +20,8 @@ __all__ = [
     "attribute_names",
     "function_body",
     "min_opset",
+    "newest",
     "register_schemas",
     "schemas",
+    "version_of",
 ]

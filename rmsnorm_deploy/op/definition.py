@@ -1,4 +1,4 @@
-"""The operators: names, attributes, meaning, schemas and function bodies. Everything else reads them from here.
+"""The operators: their names, inputs, outputs and attributes. Everything else reads them from here.
 
 With ``c`` the arithmetic type (``stash_type``) and ``T`` the type of X::
 
@@ -18,32 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-DOMAIN = "rmsnorm_deploy"
-VERSION = 1
-"""Version of the domain. Version 1 never changes its meaning: fused files must run for ever."""
+from rmsnorm_deploy.op import versions
+from rmsnorm_deploy.op.dtypes import FLOAT_TYPES
+from rmsnorm_deploy.op.versions import DOMAIN
 
-MIN_OPSET = 11
-"""Oldest ai.onnx opset in which the function bodies can be written."""
-MIN_IR_VERSION = 8
-"""Oldest IR version that has model-local functions."""
 ALL_FEATURES = 2**63 - 1
 """``partial_size`` of a norm whose statistic covers every feature."""
-
-FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_TYPE_STRINGS = {
-    TensorProto.FLOAT: "tensor(float)",
-    TensorProto.FLOAT16: "tensor(float16)",
-    TensorProto.BFLOAT16: "tensor(bfloat16)",
-    TensorProto.DOUBLE: "tensor(double)",
-}
 
 
 class Op(str, enum.Enum):
@@ -56,16 +43,100 @@ class Op(str, enum.Enum):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs, in order; all are required."""
-        return {
-            Op.RMS_NORM: ("X", "scale"),
-            Op.ADD_RMS_NORM: ("X", "residual", "scale"),
-            Op.GENERAL_RMS_NORM: ("X", "scale", "bias"),
-        }[self]
+        return _SIGNATURES[self][0]
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs, in order; all are required (onnxruntime 1.20 aborts on a missing one)."""
-        return ("Y", "sum") if self is Op.ADD_RMS_NORM else ("Y",)
+        return _SIGNATURES[self][1]
+
+
+_SIGNATURES: dict[Op, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Op.RMS_NORM: (("X", "scale"), ("Y",)),
+    Op.ADD_RMS_NORM: (("X", "residual", "scale"), ("Y", "sum")),
+    Op.GENERAL_RMS_NORM: (("X", "scale", "bias"), ("Y",)),
+}
+OPERANDS: dict[str, tuple[str, str]] = {
+    "X": ("T", "The value to normalise."),
+    "residual": ("T", "Added to X first; of X's shape."),
+    "scale": ("S", "Multiplies the normalised value; broadcasts into X and never enlarges it."),
+    "bias": ("S", "Added at the end; broadcasts into X and never enlarges it. -0.0 is neutral."),
+    "Y": ("T", "The normalised value, of X's shape."),
+    "sum": ("T", "X + residual, rounded to T."),
+}
+"""Type and meaning of every input and output: T is the type of X, S is T or float."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute:
+    """One attribute of the operators.
+
+    Attributes:
+        name: as nodes and :class:`NormParameters` call it.
+        kind: how a node stores it.
+        doc: what it means, in a sentence or two.
+        default: what a node without it means; None where no constant can say it. That of a float is always 0, for
+            which the onnxruntime library relies on it.
+        ops: the operators that have it.
+        since: the version of the domain in which it came.
+        required: whether every node must have it.
+    """
+
+    name: str
+    kind: AttributeProto.AttributeType
+    doc: str
+    default: Any
+    ops: tuple[Op, ...] = tuple(Op)
+    since: int = 1
+    required: bool = False
+
+
+_GENERAL = (Op.GENERAL_RMS_NORM,)
+_VERSION = "version"
+ATTRIBUTES = (
+    Attribute(
+        "axes", AttributeProto.INTS, "The normalised dimensions: one contiguous run, usually the last one.", [-1]
+    ),
+    Attribute("epsilon", AttributeProto.FLOAT, "Added to the mean square, inside the root.", 0.0),
+    Attribute("stash_type", AttributeProto.INT, "Type of all arithmetic: 1 (float) or 11 (double).", 1),
+    Attribute(
+        "scale_type",
+        AttributeProto.INT,
+        "Type to which the normalised value is rounded before the scale is applied.",
+        1,
+    ),
+    Attribute("output_type", AttributeProto.INT, "Type of X and Y.", None),
+    Attribute("epsilon_outside", AttributeProto.FLOAT, "Added to the RMS, outside the root.", 0.0, _GENERAL),
+    Attribute("rms_floor", AttributeProto.FLOAT, "The RMS is at least this.", 0.0, _GENERAL),
+    Attribute(
+        "partial_size",
+        AttributeProto.INTS,
+        "One integer for each entry of axes: how many leading features the mean square covers; 2^63 - 1 for all.",
+        None,
+        _GENERAL,
+    ),
+    Attribute(
+        _VERSION, AttributeProto.INT, "The version of the domain that the model imports.", None, since=2, required=True
+    ),
+)
+"""Every attribute, in the order in which nodes carry them. An absent ``output_type`` means the type of X, an absent
+``partial_size`` all features."""
+
+
+def attributes_of(op: Op, version: int | None = None) -> tuple[Attribute, ...]:
+    """The attributes of ``op`` in a version of the domain (None is the newest), in the order in which they stand."""
+    version = versions.newest() if version is None else version
+    versions.check(version)
+    return tuple(
+        dataclasses.replace(a, default=versions.default(a.name, a.default, version))
+        for a in ATTRIBUTES
+        if op in a.ops and a.since <= version
+    )
+
+
+def attribute_names(op: Op, version: int | None = None) -> tuple[str, ...]:
+    """Names of the attributes that a node of ``op`` carries, in the order in which they are written."""
+    return tuple(a.name for a in attributes_of(op, version))
 
 
 def as_float32(value: float) -> float:
@@ -84,7 +155,7 @@ class NormParameters:
         epsilon: added to the mean square, inside the root; not negative. Stored as float32.
         stash_type: type of all arithmetic: float (1) or double (11).
         scale_type: type to which the normalised value is rounded before the scale is applied: float, double with
-            ``stash_type`` double, or ``output_type``.
+            ``stash_type`` double, or ``output_type``. Not the type of the input ``scale``; see :attr:`rounding`.
         epsilon_outside: added to the RMS, outside the root. GeneralRMSNorm only.
         rms_floor: the RMS is at least this. GeneralRMSNorm only.
         partial_size: number of leading features in the statistic, or None for all. GeneralRMSNorm only.
@@ -103,6 +174,11 @@ class NormParameters:
     rms_floor: float = 0.0
     partial_size: int | None = None
 
+    @property
+    def rounding(self) -> int:
+        """``scale_type`` under a name that says what it is: the type that the normalised value is rounded to."""
+        return self.scale_type
+
     def __post_init__(self) -> None:
         if self.output_type not in FLOAT_TYPES:
             raise ValueError(f"X must be float32, float16, bfloat16 or float64, not data type {self.output_type}")
@@ -117,259 +193,104 @@ class NormParameters:
         ordered = sorted(self.axes)
         if ordered != list(range(ordered[0], ordered[0] + len(ordered))) or ordered[0] < 0 <= ordered[-1]:
             raise ValueError(f"axes must be one contiguous run of dimensions, all of one sign, not {list(self.axes)}")
-        for name in ("epsilon", "epsilon_outside", "rms_floor"):
+        for name in (a.name for a in ATTRIBUTES if a.kind == AttributeProto.FLOAT):
             value = getattr(self, name)
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number and not negative, not {value}")
             object.__setattr__(self, name, as_float32(value))
         if self.partial_size is not None and (self.partial_size < 1 or len(self.axes) != 1):
             raise ValueError("partial_size must be at least 1 and needs exactly one axis")
-        if self.op is not Op.GENERAL_RMS_NORM and (self.epsilon_outside or self.rms_floor or self.partial_size):
-            raise ValueError(f"{self.op.value} has no epsilon_outside, rms_floor or partial_size")
+        lacking = [a.name for a in ATTRIBUTES if self.op not in a.ops]
+        if any(getattr(self, name) for name in lacking):
+            raise ValueError(f"{self.op.value} has no {', '.join(lacking[:-1])} or {lacking[-1]}")
 
-    def to_attributes(self) -> dict[str, int | float | list[int]]:
-        """Every attribute as a node stores it. All are written: neither kernels nor the checker see defaults."""
-        values: dict[str, int | float | list[int]] = {
-            "axes": list(self.axes),
-            "epsilon": self.epsilon,
-            "stash_type": self.stash_type,
-            "scale_type": self.scale_type,
-            "output_type": self.output_type,
-        }
-        if self.op is Op.GENERAL_RMS_NORM:
+    def to_attributes(self, version: int | None = None) -> dict[str, int | float | list[int]]:
+        """Every attribute as a node stores it. All are written: function bodies need them, and kernels see no defaults.
+
+        Args:
+            version: of the domain, as the model imports it; None is the newest.
+
+        Raises:
+            ValueError: the version is unknown, or it lacks an attribute that is not neutral here.
+        """
+        version = versions.newest() if version is None else version
+        names = attribute_names(self.op, version)
+        for a in attributes_of(self.op):
+            if a.name not in names and a.name != _VERSION and getattr(self, a.name) != a.default:
+                raise ValueError(f"version {version} of the domain {DOMAIN} has no {a.name}")
+        values: dict[str, Any] = {name: version if name == _VERSION else getattr(self, name) for name in names}
+        values["axes"] = list(self.axes)
+        if "partial_size" in values:
             size = ALL_FEATURES if self.partial_size is None else self.partial_size
-            values |= {
-                "epsilon_outside": self.epsilon_outside,
-                "rms_floor": self.rms_floor,
-                "partial_size": [size] * len(self.axes),
-            }
+            values["partial_size"] = [size] * len(self.axes)
         return values
 
     @classmethod
-    def from_node(cls, node: NodeProto) -> NormParameters:
-        """Read the parameters of a node of this domain.
+    def from_attributes(
+        cls, op: Op, values: Mapping[str, Any], *, version: int, x_type: int | None = None
+    ) -> NormParameters:
+        """Read the attributes of a node; an absent one has its default.
+
+        Args:
+            op: which operator.
+            values: the attributes that the node has: integers, floats and sequences of integers.
+            version: of the domain, as the model imports it: see :func:`rmsnorm_deploy.op.versions.version_of`.
+            x_type: data type of X, where it is known; what an absent ``output_type`` means.
 
         Raises:
-            ValueError: the node is of another domain, lacks an attribute, or holds a value outside its range.
+            ValueError: an attribute is unknown, is of another kind, or holds a value outside its range; or the version
+                is unknown.
+        """
+        known = attributes_of(op, version)
+        unknown = sorted(set(values) - {a.name for a in known})
+        if unknown:
+            raise ValueError(f"{op.value} has no attribute {', '.join(unknown)} in version {version} of {DOMAIN}")
+        if missing := [a.name for a in known if a.required and a.name not in values]:
+            raise ValueError(f"the attribute {missing[0]} is missing")
+        read = {a.name: _read(a, values[a.name]) if a.name in values else a.default for a in known}
+        if read.pop(_VERSION, version) != version:
+            raise ValueError(
+                f"the attribute version is {values[_VERSION]}, but the model imports {version} of {DOMAIN}"
+            )
+        if read["output_type"] is None:
+            if x_type is None:
+                raise ValueError("output_type is absent, and the type of X is not known")
+            read["output_type"] = x_type
+        read["axes"] = tuple(read["axes"])
+        if read.get("partial_size") is not None:
+            sizes = set(read["partial_size"])
+            if len(sizes) > 1 or len(read["partial_size"]) != len(read["axes"]):
+                raise ValueError("partial_size must hold one integer for each axis, all the same")
+            read["partial_size"] = next(iter(sizes - {ALL_FEATURES}), None)
+        return cls(op=op, **read)
+
+    @classmethod
+    def from_node(cls, node: NodeProto, *, version: int, x_type: int | None = None) -> NormParameters:
+        """Read a node of this domain, as :meth:`from_attributes` does.
+
+        Raises:
+            ValueError: the node is of another domain, or see :meth:`from_attributes`.
         """
         if node.domain != DOMAIN:
             raise ValueError(f"node '{node.name}' is of domain '{node.domain}', not '{DOMAIN}'")
-        op = Op(node.op_type)
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        missing = sorted(set(attribute_names(op)) - set(given))
-        if missing:
-            raise ValueError(f"node '{node.name}' ({op.value}) lacks the attributes {missing}")
-        sizes = set(given.pop("partial_size", ()))
-        if len(sizes) > 1:
-            raise ValueError(f"node '{node.name}': every entry of partial_size must be the same")
-        size = sizes.pop() if sizes else ALL_FEATURES
-        return cls(
-            op=op,
-            axes=tuple(given.pop("axes")),
-            partial_size=None if size == ALL_FEATURES else size,
-            **given,
-        )
+        try:
+            values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            return cls.from_attributes(Op(node.op_type), values, version=version, x_type=x_type)
+        except ValueError as error:
+            raise ValueError(f"node '{node.name}' ({node.op_type}): {error}") from error
 
 
-_ATTRIBUTES: dict[str, tuple[AttributeProto.AttributeType, str]] = {
-    "axes": (AttributeProto.INTS, "The normalised dimensions: one contiguous run, usually the last one."),
-    "epsilon": (AttributeProto.FLOAT, "Added to the mean square, inside the root."),
-    "stash_type": (AttributeProto.INT, "Type of all arithmetic: 1 (float) or 11 (double)."),
-    "scale_type": (AttributeProto.INT, "Type to which the normalised value is rounded before the scale is applied."),
-    "output_type": (AttributeProto.INT, "Type of X and Y."),
-    "epsilon_outside": (AttributeProto.FLOAT, "Added to the RMS, outside the root."),
-    "rms_floor": (AttributeProto.FLOAT, "The RMS is at least this."),
-    "partial_size": (
-        AttributeProto.INTS,
-        "One integer for each entry of axes: how many leading features the mean square covers; 2^63 - 1 for all.",
-    ),
-}
-_COMMON = ("axes", "epsilon", "stash_type", "scale_type", "output_type")
-
-
-def attribute_names(op: Op) -> tuple[str, ...]:
-    """Names of the attributes that a node of ``op`` carries, in the order in which they are written."""
-    return tuple(_ATTRIBUTES) if op is Op.GENERAL_RMS_NORM else _COMMON
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Schemas
-
-
-def _infer(context: onnx.shape_inference.InferenceContext) -> None:
-    """X's type and shape for every output: scale and bias broadcast into X and never enlarge it."""
-    proto = context.get_input_type(0)
-    if proto is None:
-        return
-    for i in range(context.get_num_outputs()):
-        context.set_output_type(i, proto)
-
-
-def schemas() -> list[onnx.defs.OpSchema]:
-    """The operators as onnx schemas, with type and shape inference. They are not registered by this call."""
-    made = []
-    for op in Op:
-        parameter = onnx.defs.OpSchema.FormalParameter
-        kinds = {"scale": "S", "bias": "S"}
-        schema = onnx.defs.OpSchema(
-            op.value,
-            DOMAIN,
-            VERSION,
-            doc=__doc__ or "",
-            inputs=[parameter(name, kinds.get(name, "T"), _INPUT_DOCS[name]) for name in op.inputs],
-            outputs=[parameter(name, "T", _OUTPUT_DOCS[name]) for name in op.outputs],
-            type_constraints=[
-                ("T", [_TYPE_STRINGS[t] for t in FLOAT_TYPES], "Type of X and Y."),
-                ("S", [_TYPE_STRINGS[t] for t in FLOAT_TYPES], "Type of scale and bias: T or float."),
-            ],
-            attributes=[
-                onnx.defs.OpSchema.Attribute(
-                    name, getattr(onnx.defs.OpSchema.AttrType, AttributeProto.AttributeType.Name(kind)), text
-                )
-                for name in attribute_names(op)
-                for kind, text in [_ATTRIBUTES[name]]
-            ],
-        )
-        schema.set_type_and_shape_inference_function(_infer)
-        made.append(schema)
-    return made
-
-
-_INPUT_DOCS = {
-    "X": "The value to normalise.",
-    "residual": "Added to X first; of X's shape.",
-    "scale": "Multiplies the normalised value; broadcasts into X and never enlarges it.",
-    "bias": "Added at the end; broadcasts into X and never enlarges it. -0.0 is neutral.",
-}
-_OUTPUT_DOCS = {"Y": "The normalised value, of X's shape.", "sum": "X + residual, rounded to T."}
-
-
-def register_schemas() -> None:
-    """Make ``onnx.checker`` and ``onnx.shape_inference`` of this process know the operators. Safe to call again.
-
-    Fused models do not need it (their function bodies suffice); nodes without a body do.
-    """
-    for schema in schemas():
-        if not onnx.defs.has(schema.name, DOMAIN):
-            onnx.defs.register_schema(schema)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Function bodies
-
-
-class _Body:
-    """Collects the nodes of one function body; every method returns the name of the value it made."""
-
-    def __init__(self, opset: int) -> None:
-        self.nodes: list[NodeProto] = []
-        self.opset = opset
-
-    def add(self, op_type: str, inputs: Sequence[str], output: str = "", **references: str) -> str:
-        """A node whose attributes are references to the function's: ``to="stash_type"``."""
-        output = output or f"{op_type.lower()}_{len(self.nodes)}"
-        node = helper.make_node(op_type, list(inputs), [output])
-        for name, reference in references.items():
-            kind = _ATTRIBUTES[reference][0]
-            node.attribute.append(AttributeProto(name=name, ref_attr_name=reference, type=kind))
-        self.nodes.append(node)
-        return output
-
-    def cast(self, value: str, to: str, output: str = "") -> str:
-        return self.add("Cast", [value], output, to=to)
-
-    def rounded(self, value: str, to: str) -> str:
-        """``value`` rounded to the type ``to`` and back: nothing is ever computed in a 16-bit type."""
-        return self.cast(self.cast(value, to), "stash_type")
-
-    def constant(self, value: object) -> str:
-        output = f"constant_{len(self.nodes)}"
-        self.nodes.append(helper.make_node("Constant", [], [output], value=value))
-        return output
-
-    def float_attribute(self, name: str) -> str:
-        """The float attribute ``name`` as a scalar in the arithmetic type."""
-        if self.opset >= 12:
-            value = self.add("Constant", [], value_float=name)
-        else:
-            # Constant has no value_float yet; LeakyRelu turns its float attribute into a value, exactly: -(-1 * a).
-            minus_one = self.constant(helper.make_tensor("minus_one", TensorProto.FLOAT, [], [-1.0]))
-            value = self.add("Neg", [self.add("LeakyRelu", [minus_one], alpha=name)])
-        return self.cast(value, "stash_type")
-
-    def mean(self, value: str) -> str:
-        if self.opset < 18:
-            mean = self.add("ReduceMean", [value], axes="axes")
-        else:
-            mean = self.add("ReduceMean", [value, self.add("Constant", [], value_ints="axes")])
-        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
-        return mean
-
-    def first_features(self, value: str) -> str:
-        """The first ``partial_size`` features. The slice starts at axes * 0, a zero for each axis."""
-        axes = self.add("Constant", [], value_ints="axes")
-        ends = self.add("Constant", [], value_ints="partial_size")
-        zero = self.constant(helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
-        return self.add("Slice", [value, self.add("Mul", [axes, zero]), ends, axes])
-
-
-def function_body(op: Op, opset: int) -> FunctionProto:
-    """``op`` in standard ONNX operators, parameterised by its attributes, for a model of ai.onnx ``opset``.
-
-    The spelling is the one that onnxruntime's own optimizer fuses where the meaning allows: Cast, Pow, ReduceMean, Add,
-    Sqrt, Div, Mul. All arithmetic is in ``stash_type``; 16-bit types occur only in Casts, since onnxruntime lacks
-    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators.
-
-    Raises:
-        ValueError: the opset is too old. ``GeneralRMSNorm`` at opset 11 has no ``partial_size`` in its body (Constant
-            cannot hold a list of integers there): see :func:`min_opset`.
-    """
-    if opset < MIN_OPSET:
-        raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
-    copy = FunctionProto()
-    copy.CopyFrom(_function_body(op, opset))
-    return copy
-
-
-@functools.lru_cache
-def _function_body(op: Op, opset: int) -> FunctionProto:
-    """The body itself, made once; nobody else may change it."""
-    body = _Body(opset)
-    if op is Op.ADD_RMS_NORM:
-        total = body.add("Add", [body.cast("X", "stash_type"), body.cast("residual", "stash_type")])
-        x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
-    else:
-        x = body.cast("X", "stash_type")
-    general = op is Op.GENERAL_RMS_NORM
-    measured = body.first_features(x) if general and opset >= 12 else x
-    # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
-    two = body.cast(body.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])), "stash_type")
-    mean_square = body.mean(body.add("Pow", [measured, two]))
-    rms = body.add("Sqrt", [body.add("Add", [mean_square, body.float_attribute("epsilon")])])
-    if general:
-        rms = body.add("Add", [rms, body.float_attribute("epsilon_outside")])
-        rms = body.add("Max", [rms, body.float_attribute("rms_floor")])
-    normalised = body.rounded(body.add("Div", [x, rms]), "scale_type")
-    y = body.cast(body.add("Mul", [normalised, body.rounded("scale", "scale_type")]), "scale_type")
-    if general:
-        scaled = body.cast(y, "stash_type")
-        y = body.cast(body.add("Add", [scaled, body.rounded("bias", "scale_type")]), "scale_type")
-    body.cast(y, "output_type", "Y")
-    return helper.make_function(
-        DOMAIN,
-        op.value,
-        list(op.inputs),
-        list(op.outputs),
-        body.nodes,
-        [helper.make_opsetid("", opset)],
-        attributes=list(attribute_names(op)),
-        doc_string="RMSNorm, arXiv:1910.07467, in standard operators; a runtime with a kernel for it skips this body.",
+def _read(attribute: Attribute, value: Any) -> Any:
+    """``value`` as a plain Python one, or a complaint about its kind."""
+    if attribute.kind == AttributeProto.INT and isinstance(value, (int, np.integer)):
+        return int(value)
+    if attribute.kind == AttributeProto.FLOAT and isinstance(value, (float, np.floating)):
+        return float(value)
+    if attribute.kind == AttributeProto.INTS and not isinstance(value, (str, bytes)):
+        listed: list[Any] = list(value) if hasattr(value, "__iter__") else [None]
+        if all(isinstance(v, (int, np.integer)) for v in listed):
+            return [int(v) for v in listed]
+    wanted = {AttributeProto.INT: "an integer", AttributeProto.FLOAT: "a float"}
+    raise ValueError(
+        f"the attribute {attribute.name} must be {wanted.get(attribute.kind, 'a list of integers')}, not {value!r}"
     )
-
-
-def min_opset(parameters: NormParameters) -> int:
-    """The oldest ai.onnx opset whose body expresses ``parameters``: bfloat16 casts need 13, partial norms 12."""
-    types = (parameters.output_type, parameters.scale_type)
-    if TensorProto.BFLOAT16 in types:
-        return 13
-    return 12 if parameters.partial_size is not None else MIN_OPSET

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from rmsnorm_deploy.op import ALL_FEATURES
+from rmsnorm_deploy.op.definition import ALL_FEATURES, NormParameters
+from rmsnorm_deploy.op.dtypes import float_type
 
 Array = NDArray[Any]
-
-_DTYPES: dict[int, Any] = {
-    TensorProto.FLOAT: np.float32,
-    TensorProto.FLOAT16: np.float16,
-    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
-    TensorProto.DOUBLE: np.float64,
-}
-
-
-def dtype_of(data_type: int) -> np.dtype[Any]:
-    """The NumPy type of an ``onnx.TensorProto`` data type."""
-    dtype: np.dtype[Any] = np.dtype(_DTYPES[data_type])
-    return dtype
 
 
 def _rounded(value: Array, data_type: int, stash_type: int) -> Array:
     """``value`` rounded to ``data_type`` and back where that is narrower than the arithmetic; else left exact."""
     if data_type == stash_type or data_type == TensorProto.DOUBLE:
         return value
-    return value.astype(dtype_of(data_type)).astype(np.float64)
+    return value.astype(float_type(data_type).dtype).astype(np.float64)
 
 
 def rms_norm(
@@ -50,7 +38,7 @@ def rms_norm(
     partial_size: int | None = None,
     exact: bool = False,
 ) -> tuple[Array, Array]:
-    """RMSNorm, AddRMSNorm or GeneralRMSNorm, by the formula in :mod:`rmsnorm_deploy.op`.
+    """RMSNorm, AddRMSNorm or GeneralRMSNorm, by the formula in :mod:`rmsnorm_deploy.op.definition`.
 
     Args:
         x: any shape and float type T.
@@ -87,3 +75,22 @@ def rms_norm(
             y = _rounded(y, scale_type, stash_type) + _rounded(bias.astype(np.float64), scale_type, stash_type)
         y = _rounded(y, scale_type, stash_type)
         return (y if exact else y.astype(x.dtype)), x
+
+
+def evaluate(parameters: NormParameters, *inputs: Array, exact: bool = False) -> tuple[Array, ...]:
+    """What a node computes.
+
+    Args:
+        parameters: of the node.
+        *inputs: of the node, in the operator's order; X of any shape.
+        exact: return Y in float64 before the last rounding.
+
+    Returns:
+        The outputs of the node, in the operator's order. Of X's shape and, unless ``exact``, type.
+    """
+    given: dict[str, Any] = dict(zip(parameters.op.inputs, inputs, strict=True))
+    attributes = {f.name: getattr(parameters, f.name) for f in dataclasses.fields(parameters)}
+    del attributes["op"], attributes["output_type"]
+    return rms_norm(given.pop("X"), given.pop("scale"), exact=exact, **given, **attributes)[
+        : len(parameters.op.outputs)
+    ]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
-from rmsnorm_deploy.recognise.partial import Factor, Refusal, Source
+from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.state import Source
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _EXACT_CASTS = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
@@ -19,13 +19,6 @@ _EXACT_CASTS = {
     (ir.DataType.BFLOAT16, ir.DataType.DOUBLE),
     (ir.DataType.FLOAT, ir.DataType.DOUBLE),
 }
-HALF_ULP = {
-    ir.DataType.FLOAT16: 2.0**-11,
-    ir.DataType.BFLOAT16: 2.0**-8,
-    ir.DataType.FLOAT: 2.0**-23,
-    ir.DataType.DOUBLE: 2.0**-48,
-}
-"""Relative size of a rounding error of a constant; a factor this close to 1 is 1."""
 
 
 def passes_unchanged(facts: Facts, node: ir.Node | None, index: int = 0) -> bool:
@@ -69,7 +62,7 @@ def is_small_shape(facts: Facts, constant: ir.Value | None, value: ir.Value | No
 
 
 def strip(facts: Facts, value: ir.Value, casts: bool = True) -> ir.Value:
-    """The value behind nodes that change nothing and (with ``casts``) behind Casts that lose nothing."""
+    """The value in front of nodes that change nothing and (with ``casts``) of Casts that lose nothing."""
     for _ in range(64):
         node = value.producer()
         if node is None or not node.inputs or value.index() != 0:
@@ -98,7 +91,7 @@ def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> f
     """
     if value is not None and value.is_graph_input():
         raise Refusal(
-            f"'{value.name}' is a graph input, so that a caller can change it",
+            f"'{value.name}' is a graph input, so a caller can change it",
             expected="a constant",
             found="a graph input" + (" with a default" if value.is_initializer() else ""),
             hint="make it a constant: remove it from the graph inputs",
@@ -141,7 +134,7 @@ def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, sour
         if is_op(node, "Sqrt") and node is not None:
             return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** 0.5
         if is_op(node, "Reciprocal") and node is not None:
-            return Factor() / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
+            return ONE / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
         if is_op(node, "Div", "Mul") and node is not None:
             left = constant_factor(facts, node.inputs[0], beside, source, depth + 1)
             right = constant_factor(facts, node.inputs[1], beside, source, depth + 1)
@@ -173,22 +166,7 @@ def reduction_axes(facts: Facts, node: ir.Node) -> tuple[int, ...]:
         Refusal: the axes are not constant, or their place cannot be known without the rank.
     """
     rank = facts.rank(node.inputs[0])
-    attribute = node.attributes.get("axes")
-    axes: Sequence[int] | None = None
-    if attribute is not None:
-        if attribute.is_ref():
-            raise Refusal("the axes are an attribute of the function that holds it", expected="constant axes")
-        axes = [int(a) for a in attribute.value]
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        given = node.inputs[1]
-        constant = None if given.is_graph_input() else facts.constant(given)
-        if constant is None:
-            raise Refusal(
-                f"the axes '{given.name}' are not constant",
-                expected="constant axes",
-                found="a graph input" if given.is_graph_input() else _describe(facts, given),
-            )
-        axes = [int(a) for a in constant.reshape(-1)]
+    axes = given_axes(facts, node)
     if not axes:
         if int_attribute(node, "noop_with_empty_axes", 0):
             raise Refusal("has no axes and noop_with_empty_axes=1: it reduces nothing", expected="at least one axis")
@@ -196,6 +174,30 @@ def reduction_axes(facts: Facts, node: ir.Node) -> tuple[int, ...]:
             raise Refusal("reduces all dimensions of a value of unknown rank", expected="a known rank")
         axes = list(range(rank))
     return canonical_axes(axes, rank)
+
+
+def given_axes(facts: Facts, node: ir.Node) -> list[int]:
+    """The axes that a node names, by attribute or input; none where it names none.
+
+    Raises:
+        Refusal: they are not constant.
+    """
+    attribute = node.attributes.get("axes")
+    if attribute is not None:
+        if attribute.is_ref():
+            raise Refusal("the axes are an attribute of the function that holds it", expected="constant axes")
+        return [int(a) for a in attribute.value]
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is None:
+        return []
+    constant = None if given.is_graph_input() else facts.constant(given)
+    if constant is None:
+        raise Refusal(
+            f"the axes '{given.name}' are not constant",
+            expected="constant axes",
+            found="a graph input" if given.is_graph_input() else _describe(facts, given),
+        )
+    return [int(a) for a in constant.reshape(-1)]
 
 
 def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
@@ -222,11 +224,6 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     if rank is not None and ordered[-1] == rank - 1:
         ordered = [a - rank for a in ordered]
     return tuple(ordered)
-
-
-def keeps_dimensions(node: ir.Node) -> bool:
-    """Whether a Reduce node leaves its reduced dimensions in place, as 1."""
-    return bool(int_attribute(node, "keepdims", 1))
 
 
 def is_centred(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> bool:

@@ -1,24 +1,22 @@
-"""Where a norm ends: from a recognised value to a Match with the operator's attributes, or a refusal.
-
-The question answered here is which of the original's roundings the operator keeps (design: never more often).
-"""
+"""Where a norm ends: from a recognised value to a Match with the operator's attributes, or a refusal."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import NormParameters, Op, as_float32
+from rmsnorm_deploy.op import SIXTEEN_BIT, NormParameters, Op, as_float32, attribute_names
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, is_op
 from rmsnorm_deploy.recognise.match import Match, Site
-from rmsnorm_deploy.recognise.partial import Partial, Refusal
+from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.residual import with_residual
+from rmsnorm_deploy.recognise.rounding import kept_rounding
+from rmsnorm_deploy.recognise.state import State
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
-def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Match:
+def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Match:
     """The norm that ends at ``state.value``.
 
     Args:
@@ -46,7 +44,7 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
     double = state.statistics[0] == DOUBLE
     if out_type == DOUBLE and not double:
         raise Refusal("float32 statistics become a float64 result", expected="statistics in float64")
-    scale_type, fewer = _scale_type(facts, state, out_type)
+    scale_type, fewer = kept_rounding(facts, state, out_type)
     candidates = [v for v in (whole, state.x, state.source.cast) if facts.dtype(v) == out_type]
     if state.whole:
         candidates = [v for v in candidates if v is not state.source.cast]
@@ -61,29 +59,27 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
     if scale is not None and bias is not None and facts.dtype(scale) != facts.dtype(bias):
         raise Refusal("bias and scale are of different types")
     factor = _factor(state, types)
-    if factor != 1.0 and out_type in checks.SIXTEEN_BIT:
+    if factor != 1.0 and out_type in SIXTEEN_BIT:
         if scale_type != FLOAT and not fewer:
             raise Refusal("has a constant factor between two roundings")
         scale_type = FLOAT
-    notes = list(state.notes)
-    if state.epsilon == 0.0 and not (state.outside or state.floor):
+    notes = []
+    if not any(state.attribute(name) for name in ("epsilon", "epsilon_outside", "rms_floor")):
         notes.append(
             "there is no epsilon: a row of zeros gives NaN (torch's dynamo exporter drops an epsilon of 1e-8 or less)"
         )
     source_size = _size(facts.shape(x), state.source.axes)
-    values = {"epsilon": state.epsilon, "epsilon_outside": state.outside, "rms_floor": state.floor}
+    values = {n: state.attribute(n) for n in attribute_names(Op.GENERAL_RMS_NORM) if n in state.attributes}
     for name, value in values.items():
         _fits_float32(name, value)
         if double and as_float32(value) != value:
             notes.append(f"{name} {value!r} is stored as float32 {as_float32(value)!r}")
-    general = bool(state.needs_general or state.bias is not None)
+    general, because = bool(state.needs_general or state.bias is not None), ""
     if not general and scale is not None and facts.shape(scale) == (1,) and source_size != 1:
-        general = True
-        notes.append("written as GeneralRMSNorm: onnxruntime 1.20 fuses a body with a scale of shape [1] and fails")
+        general, because = True, "onnxruntime 1.20 fuses a body with a scale of shape [1] and fails"
     if not general and scale is None and _tempts_onnxruntime(facts, state.value, x):
         # GeneralRMSNorm is the one body that onnxruntime's optimizer never fuses
-        general = True
-        notes.append("written as GeneralRMSNorm: onnxruntime would take the enlarging factor behind it for its scale")
+        general, because = True, "onnxruntime would mistake the enlarging factor after it for its scale"
     parameters = NormParameters(
         op=Op.GENERAL_RMS_NORM if general else Op.RMS_NORM,
         output_type=int(out_type),
@@ -111,15 +107,16 @@ def finish(facts: Facts, site: Site, state: Partial, cast_x: bool = False) -> Ma
         fewer_roundings=fewer,
         cast_x=not candidates,
         same=state.same,
+        general_because=because,
         notes=tuple(notes),
     )
-    return match if general or match.cast_x else with_residual(facts, match)
+    return with_residual(facts, match)
 
 
 def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
-    """Whether a product behind a norm without scale may enlarge it.
+    """Whether a product after a norm without scale may enlarge it.
 
-    onnxruntime's SimplifiedLayerNormalization fusion takes any vector behind a norm for its scale, also one that
+    onnxruntime's SimplifiedLayerNormalization fusion takes any vector after a norm for its scale, also one that
     enlarges the result, and the session then fails at run time (microsoft/onnxruntime issue 31980).
     """
     for node, index in value.uses():
@@ -128,34 +125,6 @@ def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
             if other is not None and facts.rank(other) in (None, 1) and not facts.broadcasts_into(other, x):
                 return True
     return False
-
-
-def with_residual(facts: Facts, match: Match) -> Match:
-    """The match with the addition in front of it taken in, where that is a sum of two values of one shape."""
-    add, end = match.x.producer(), match.output.producer()
-    if add is None or end is None or add.graph is not end.graph:
-        return match
-    if not is_op(add, "Add", "Sum") or len(add.inputs) != 2:
-        return match
-    left, right = add.inputs
-    if left is None or right is None or not facts.same_shape(left, right):
-        return match
-    if any(facts.is_constant_expression(v) for v in (left, right)):
-        return match
-    # a scale computed at run time might depend on the sum, and the operator would then wait for itself
-    scale = match.scale
-    if scale is not None and scale.producer() is not None and not facts.is_constant_expression(scale):
-        return match
-    parameters = dataclasses.replace(match.parameters, op=Op.ADD_RMS_NORM)
-    return dataclasses.replace(
-        match,
-        parameters=parameters,
-        x=left,
-        residual=right,
-        sum=match.x,
-        nodes=(add, *match.nodes),
-        spelling="Add > " + match.spelling,
-    )
 
 
 def _name(facts: Facts, value: ir.Value) -> str:
@@ -174,7 +143,7 @@ def _size(shape: object, axes: tuple[int, ...]) -> int | None:
     return size
 
 
-def _factor(state: Partial, types: list[ir.DataType]) -> float:
+def _factor(state: State, types: list[ir.DataType]) -> float:
     factor = state.factor.value(state.source.size)
     if factor is None:
         raise Refusal(
@@ -182,8 +151,7 @@ def _factor(state: Partial, types: list[ir.DataType]) -> float:
             expected="a mean, or a known size",
             hint="export with a fixed hidden size",
         )
-    tolerance = 2 * max(checks.HALF_ULP.get(t, 0.0) for t in types)
-    return 1.0 if abs(factor - 1.0) <= tolerance else factor
+    return 1.0 if state.factor.is_one(state.source.size, types) else factor
 
 
 def _fits_float32(name: str, value: float) -> None:
@@ -209,43 +177,4 @@ def _parameter(facts: Facts, value: ir.Value, out_type: ir.DataType) -> ir.Value
         f"the scale or bias '{value.name}' is of type {_name(facts, value)}",
         expected=f"{out_type.name} or FLOAT",
         found=_name(facts, value),
-    )
-
-
-def _scale_type(facts: Facts, state: Partial, out_type: ir.DataType) -> tuple[ir.DataType, bool]:
-    """The type to which the normalised value is rounded before the scale, and whether the original rounds more often.
-
-    Raises:
-        Refusal: the original rounds in an order that the operator does not have.
-    """
-    marks = list(state.roundings)
-    at = marks.index("scale") if "scale" in marks else len(marks)
-    before = [t for t in marks[:at] if isinstance(t, ir.DataType)]
-    after = [t for t in marks[at + 1 :] if isinstance(t, ir.DataType)]
-    scaled_in = after[0] if after else before[-1]
-    narrow_before = [t for t in before if t in checks.SIXTEEN_BIT]
-    narrow = [t for t in (*before, *after) if t in checks.SIXTEEN_BIT]
-    coarse_statistics = any(t in checks.SIXTEEN_BIT for t in state.statistics)
-    if out_type not in checks.SIXTEEN_BIT:
-        if narrow:
-            raise Refusal("is rounded to 16 bits on the way to a wider type", expected="no narrowing before the end")
-        return (
-            DOUBLE if out_type == DOUBLE or (scaled_in == DOUBLE and state.statistics[0] == DOUBLE) else FLOAT
-        ), coarse_statistics
-    if coarse_statistics:
-        return (out_type if scaled_in == out_type and state.scale is not None else FLOAT), True
-    if before[0] not in checks.SIXTEEN_BIT and set(narrow) == {out_type}:
-        if state.scale is None or not narrow_before:
-            if len(narrow) == 1:
-                return FLOAT, False  # one rounding, at the end
-        elif len(narrow) == 2 and scaled_in == out_type and state.bias is None:
-            return out_type, False  # rounded, scaled, rounded
-        elif len(narrow) == 2 and facts.dtype(checks.strip(facts, state.scale)) == out_type and state.bias is None:
-            return out_type, False  # scaled in float32, of values that are both 16 bits wide
-        elif len(narrow) == 3 and scaled_in == out_type and state.bias is not None:
-            return out_type, False
-    raise Refusal(
-        "rounds to 16 bits in an order that the operator does not have",
-        expected="one rounding at the end, or one before and one behind the scale",
-        found=" > ".join(t if isinstance(t, str) else t.name for t in state.roundings),
     )

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
+from rmsnorm_deploy.model.skeleton import ir_without_weights, without_weights
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, node_name
+from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
-from rmsnorm_deploy.recognise.partial import Partial, Refusal
+from rmsnorm_deploy.recognise.reduction import open_candidate
+from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
+from rmsnorm_deploy.recognise.state import State
+from rmsnorm_deploy.recognise.step import Step
 
 _MAX_NODES = 200
-"""Longest chain of nodes behind a reduction; a guard against degenerate graphs."""
+"""Longest chain of nodes after a reduction; a guard against degenerate graphs."""
 
 
 def recognise(
@@ -24,7 +30,7 @@ def recognise(
     graphs: list[Scope] | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
 ) -> tuple[list[Match], list[Miss]]:
-    """Every norm of ``model``, and every candidate that is none, both in graph order. The model is not changed.
+    """Every norm of ``model``, and every candidate that is not one, both in graph order. The model is not changed.
 
     Args:
         model: the model.
@@ -33,16 +39,17 @@ def recognise(
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
     """
     graphs = scopes(model) if graphs is None else graphs
-    candidates = [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
-    if not candidates:
+    starts = candidates(graphs)
+    if not starts:
         return [], []
-    facts = Facts(model, proto, declared)
+    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
     for scope in graphs:
         if scope.holder is not None and isinstance(scope.graph, ir.Graph):
-            facts.inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+    facts = Facts(model, inferred, declared)
     matches: list[Match] = []
     misses: list[Miss] = []
-    for scope, node in candidates:
+    for scope, node in starts:
         for result in _Candidate(facts, node, scope.name).run():
             if isinstance(result, Match):
                 matches.append(result)
@@ -51,7 +58,21 @@ def recognise(
     return _without_overlap(matches), misses
 
 
+def _skeleton(
+    model: ir.Model, proto: onnx.ModelProto | None, declared: Sequence[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    """``model`` as a proto without weights, with all that its file says of values."""
+    skeleton = ir.to_proto(ir_without_weights(model)[0]) if proto is None else without_weights(proto)
+    skeleton.graph.value_info.extend(declared)
+    return skeleton
+
+
 _STARTS = frozenset(grammar.OPENINGS) | fused_forms.OPERATORS
+
+
+def candidates(graphs: Iterable[Scope]) -> list[tuple[Scope, ir.Node]]:
+    """The nodes at which recognition starts, with the graphs that they stand in."""
+    return [(scope, node) for scope in graphs for node in scope.nodes if node.op_type in _STARTS]
 
 
 def _without_overlap(matches: list[Match]) -> list[Match]:
@@ -61,10 +82,10 @@ def _without_overlap(matches: list[Match]) -> list[Match]:
     for match in matches:
         if match.output in kept:
             continue
-        total = match.sum
-        if total is not None and match.residual is not None:
+        total, plain = match.sum, match.plain
+        if total is not None and plain is not None:
             if total in sums:
-                match = match.without_residual()
+                match = plain
             else:
                 sums.add(total)
         kept[match.output] = match
@@ -100,7 +121,7 @@ class _Candidate:
             state = opened
         elif self.node.domain in AI_ONNX and self.node.op_type in grammar.OPENINGS:
             try:
-                state = grammar.open_candidate(self.facts, self.node)
+                state = open_candidate(self.facts, self.node)
             except Refusal as refusal:
                 self.stage = refusal.stage
                 self._refused(refusal, self.node, refusal.stage, 0)
@@ -110,8 +131,8 @@ class _Candidate:
         found = self._explore(state)
         return list(found) if found else [self._miss()]
 
-    def _explore(self, state: Partial) -> list[Match]:
-        """The norms that end at or behind ``state.value``; none if nothing there is expressible."""
+    def _explore(self, state: State) -> list[Match]:
+        """The norms that end at or after ``state.value``; none if nothing there is expressible."""
         self.stage = max(self.stage, state.stage)
         if len(state.nodes) > _MAX_NODES:
             return []
@@ -137,7 +158,7 @@ class _Candidate:
             self._refused(refusal, state.nodes[-1], state.stage, len(state.path))
             return branches
 
-    def _steps(self, state: Partial, node: ir.Node, index: int) -> Iterator[Partial]:
+    def _steps(self, state: State, node: ir.Node, index: int) -> Iterator[State]:
         """What the grammar makes of one use of the value."""
         if node.domain not in AI_ONNX or not node.outputs:
             return
@@ -151,7 +172,7 @@ class _Candidate:
                 continue
             known = True
             try:
-                following = alternative.apply(grammar.Step(self.facts, state, node, index))
+                following = alternative.apply(Step(self.facts, state, node, index))
             except Refusal as refusal:
                 self._refused(refusal, node, state.stage, len(state.path))
                 continue
@@ -159,18 +180,18 @@ class _Candidate:
                 value=node.outputs[0],
                 same=(),
                 nodes=(*following.nodes, node),
-                path=(*following.path, alternative.name),
+                path=(*following.path, alternative.label),
             )
         if not known:
             unknown = Refusal(
-                f"goes into {node.op_type}, which is no part of a norm here",
+                f"goes into {node.op_type}, which is not part of a norm here",
                 expected=_NEXT[state.stage],
                 found=node.op_type,
             )
             unknown.weight = 0
             self._refused(unknown, node, state.stage, len(state.path))
 
-    def _retypes(self, state: Partial, node: ir.Node) -> bool:
+    def _retypes(self, state: State, node: ir.Node) -> bool:
         """Whether a Cast that the file's types call idle changes the type that the chain really has."""
         return state.roundings[-1] != self.facts.dtype(node.outputs[0])
 
@@ -181,7 +202,7 @@ class _Candidate:
 
     def _miss(self) -> Miss:
         if self.furthest is None:
-            return Miss(self.site, self.stage, "its value is used by nothing that the grammar knows", self.site.node)
+            return Miss(self.site, self.stage, "no node that could be part of a norm uses its value", self.site.node)
         _, refusal, node = self.furthest
         return Miss(
             self.site, self.stage, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import folding
 from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim, read_value_info
 
@@ -22,8 +23,6 @@ _MAX_EXTERNAL_CONSTANT = 64
 """In an external file even small tensors cost a read; a parameter of a norm has a handful of elements."""
 _MAX_DEPTH = 24
 """Longest chain of constant expressions that is followed."""
-
-AI_ONNX = ("", "ai.onnx")
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -41,21 +40,18 @@ def node_name(node: ir.Node) -> str:
 class Facts:
     """Types, shapes and constants of every value of one model.
 
-    Shapes come from the file and from onnx's shape inference, which runs on a copy without weights; the model itself
-    is not touched. ``proto`` is the same model as a proto, where the caller has one; ``declared`` is the value_info of
-    the main graph, where ``model`` was made without it.
+    The model is not changed.
+
+    Args:
+        model: the model.
+        inferred: what shape inference says of it.
+        declared: the value_info of the main graph, where ``model`` was made without it.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        proto: onnx.ModelProto | None = None,
-        declared: Sequence[onnx.ValueInfoProto] = (),
-    ) -> None:
-        self.model = model
+    def __init__(self, model: ir.Model, inferred: Inferred, declared: Iterable[onnx.ValueInfoProto] = ()) -> None:
+        self._graph = model.graph
+        self._inferred = inferred
         self._declared = {info.name: info for info in declared}
-        self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-        self.inferred = Inferred(model, proto, declared)
         self._known: dict[ir.Value, Known] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._expressions: dict[ir.Value, bool] = {}
@@ -84,7 +80,7 @@ class Facts:
         declared_type, declared = self._in_file(value)
         if declared_type is not None and declared is not None and all(isinstance(d, int) for d in declared):
             return declared_type, declared  # nothing is left to infer
-        inferred_type, inferred = self.inferred.of(value)
+        inferred_type, inferred = self._inferred.of(value)
         dtype = declared_type if declared_type is not None else inferred_type
         if declared is None or inferred is None or len(declared) != len(inferred):
             return dtype, declared if declared is not None else inferred
@@ -95,7 +91,7 @@ class Facts:
     def _in_file(self, value: ir.Value) -> Known:
         if self._declared and value.name in self._declared:
             producer = value.producer()
-            if producer is not None and producer.graph is self.model.graph:
+            if producer is not None and producer.graph is self._graph:
                 return read_value_info(self._declared[value.name])
         dtype = None if value.dtype is ir.DataType.UNDEFINED else value.dtype
         return dtype, None if value.shape is None else tuple(dim(d) for d in value.shape)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.model.graphs import AI_ONNX
+from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op
 from rmsnorm_deploy.recognise import checks
-from rmsnorm_deploy.recognise.facts import AI_ONNX, Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
-from rmsnorm_deploy.recognise.partial import Partial, Refusal, Source
+from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.state import Source, State
 
 _STANDARD = {"RMSNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5}
 """Default epsilon of each operator."""
@@ -20,10 +24,10 @@ OPERATORS = frozenset((*_STANDARD, _RESIDUAL))
 """Operators that are a norm by themselves."""
 
 
-def open_fused(facts: Facts, site: Site, node: ir.Node) -> Partial | Match | Miss | None:
-    """What an already fused node stands for; None if ``node`` is none.
+def open_fused(facts: Facts, site: Site, node: ir.Node) -> State | Match | Miss | None:
+    """What an already fused node stands for; None if ``node`` is not one.
 
-    A state behind the scale for the plain forms (a Cast may follow), a finished Match for the residual form.
+    A state after the scale for the plain forms (a Cast may follow), a finished Match for the residual form.
     """
     try:
         if node.op_type in _STANDARD and node.domain in (*AI_ONNX, _CONTRIB):
@@ -48,7 +52,7 @@ def _epsilon(node: ir.Node, default: float) -> float:
 
 def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.DataType, ir.DataType]:
     x_type, scale_type = facts.dtype(node.inputs[0]), facts.dtype(scale)
-    if x_type not in checks.FLOATS or x_type is None or scale_type not in checks.FLOATS or scale_type is None:
+    if x_type not in FLOAT_TYPES or x_type is None or scale_type not in FLOAT_TYPES or scale_type is None:
         raise Refusal("the type of x or scale is unknown", expected="a float type")
     return x_type, scale_type
 
@@ -68,7 +72,7 @@ def _no_other_outputs(node: ir.Node, allowed: tuple[int, ...]) -> None:
             raise Refusal(f"its output {i} ('{output.name}') is used", expected="statistics that nobody reads")
 
 
-def _plain(facts: Facts, node: ir.Node) -> Partial:
+def _plain(facts: Facts, node: ir.Node) -> State:
     x, scale = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     if x is None or scale is None:
         raise Refusal("has no scale")
@@ -93,12 +97,12 @@ def _plain(facts: Facts, node: ir.Node) -> Partial:
     else:
         # mixed types: exporters write the multiplication in float32, followed by a Cast; the output has scale's type
         roundings = (wide, "scale", wide) if scale_type == wide else (wide, "scale", wide, scale_type)
-    return Partial(
+    return State(
         stage=Stage.OUTPUT,
         value=node.outputs[0],
         source=Source(x, x, axes, None),
         power=-1,
-        epsilon=_epsilon(node, _STANDARD[node.op_type]),
+        attributes={"epsilon": _epsilon(node, _STANDARD[node.op_type])},
         statistics=(wide,),
         x=x,
         scale=scale,
@@ -120,14 +124,9 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     if x_type == ir.DataType.DOUBLE:
         raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
     total = node.outputs[3] if len(node.outputs) > 3 else None
-    same = facts.same_shape(x, residual)
-    parameters = NormParameters(
-        op=Op.ADD_RMS_NORM if same else Op.RMS_NORM,
-        output_type=int(x_type),
-        epsilon=_epsilon(node, _RESIDUAL_EPSILON),
-    )
+    parameters = NormParameters(op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(node, _RESIDUAL_EPSILON))
     shape = facts.shape(x)
-    return Match(
+    plain = Match(
         site=site,
         parameters=parameters,
         x=x,
@@ -141,5 +140,9 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
         rank=None if shape is None else len(shape),
         nodes=(node,),
         spelling=node.op_type,
-        add_outside=not same,
+        add_outside=True,  # one node did both: the addition has to be written out
     )
+    if not facts.same_shape(x, residual):
+        return plain
+    parameters = dataclasses.replace(parameters, op=Op.ADD_RMS_NORM)
+    return dataclasses.replace(plain, parameters=parameters, add_outside=False, plain=plain)

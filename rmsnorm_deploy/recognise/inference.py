@@ -1,12 +1,14 @@
-"""Types and shapes that a model's file does not spell out, from onnx's shape inference on a copy without weights."""
+"""Types and shapes that a model's file does not spell out, from onnx's shape inference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import subgraphs
+from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import DOMAIN, Op
 
 Dim = int | str | None
@@ -14,8 +16,6 @@ Dim = int | str | None
 Shape = tuple[Dim, ...]
 Known = tuple[ir.DataType | None, Shape | None]
 
-_WEIGHT = 4096
-"""Bytes from which a tensor is left out of the copy; what shape inference reads (axes, shapes) is smaller."""
 _NOTHING: Known = (None, None)
 
 
@@ -32,19 +32,12 @@ class Inferred:
 
     Args:
         model: the model.
-        proto: the same model as a proto, where the caller has one: it saves a conversion. It is not changed.
-        declared: what the file says of the main graph's values, where the model was made without that.
+        skeleton: makes the same model as a proto, without weights; it becomes this object's to change.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        proto: onnx.ModelProto | None = None,
-        declared: Sequence[onnx.ValueInfoProto] = (),
-    ) -> None:
+    def __init__(self, model: ir.Model, skeleton: Callable[[], onnx.ModelProto]) -> None:
         self._model = model
-        self._proto = proto
-        self._declared = declared
+        self._skeleton = skeleton
         self._pairs: list[tuple[ir.Graph, ir.Node, str, int]] = []
         self._same: dict[str, str] = {}
         self._protos: dict[ir.Graph, onnx.GraphProto] = {}
@@ -63,8 +56,7 @@ class Inferred:
 
     def _run(self) -> None:
         self._ready = True
-        skeleton = without_weights(self._proto if self._proto is not None else _to_proto(self._model))
-        skeleton.graph.value_info.extend(self._declared)
+        skeleton = self._skeleton()
         _stand_in(skeleton.graph, self._same)
         ours = {op.value for op in Op}
         for function in [f for f in skeleton.functions if f.domain == DOMAIN and f.name in ours]:
@@ -83,9 +75,9 @@ class Inferred:
         outputs = [o.name for o in holder.outputs]
         for node in parent.node:
             if list(node.output) == outputs:
-                for a in node.attribute:
-                    if a.name == attribute and (a.HasField("g") or index < len(a.graphs)):
-                        self._protos[graph] = a.g if a.HasField("g") else a.graphs[index]
+                for name, i, proto in subgraphs(node):
+                    if (name, i) == (attribute, index):
+                        self._protos[graph] = proto
                 return
 
     def _of(self, value: ir.Value) -> Known:
@@ -171,45 +163,6 @@ def _merge(a: Known, b: Known) -> Known:
     return dtype, tuple(x if x == y else None for x, y in zip(a[1], b[1], strict=True))
 
 
-def _to_proto(model: ir.Model) -> onnx.ModelProto:
-    """``model`` as a proto, its large tensors as references that nobody follows."""
-    skeleton = model.clone()
-    for graph in skeleton.graphs():
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes <= _WEIGHT:
-                continue
-            if tensor.dtype != ir.DataType.STRING:
-                shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
-                name = tensor.name or value.name or ""
-                value.const_value = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
-    return ir.to_proto(skeleton)
-
-
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose large tensors are references that nobody follows."""
-    copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    copy.graph.name = proto.graph.name
-    for field in ("node", "input", "output", "value_info"):
-        getattr(copy.graph, field).extend(getattr(proto.graph, field))
-    for tensor in proto.graph.initializer:
-        if tensor.ByteSize() <= _WEIGHT:
-            copy.graph.initializer.append(tensor)
-        else:
-            copy.graph.initializer.append(_reference(tensor.name, tensor.data_type, list(tensor.dims)))
-    return copy
-
-
-def _reference(name: str, data_type: int, dims: list[int]) -> onnx.TensorProto:
-    return onnx.TensorProto(
-        name=name,
-        data_type=data_type,
-        dims=dims,
-        data_location=onnx.TensorProto.EXTERNAL,
-        external_data=[onnx.StringStringEntryProto(key="location", value="weights")],
-    )
-
-
 _LIKE_FIRST = frozenset(
     ("GroupQueryAttention", "MultiHeadAttention", "RotaryEmbedding", "Gelu", "FastGelu", "QuickGelu", "BiasGelu")
 )
@@ -239,7 +192,7 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
             if node.input[2] in types:
                 weight = f"{node.output[0]}//weight"
                 dims = [sizes.get("K", 0), sizes.get("N", 0)]
-                graph.initializer.append(_reference(weight, types[node.input[2]], dims))
+                graph.initializer.append(reference(weight, types[node.input[2]], dims))
                 inputs, kind = [node.input[0], weight], "MatMul"
         if inputs:
             node.CopyFrom(onnx.NodeProto(op_type=kind, input=inputs, output=[node.output[0]], name=node.name))

@@ -7,7 +7,7 @@ import enum
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op import NormParameters
 
 
 class Stage(enum.IntEnum):
@@ -91,7 +91,9 @@ class Match:
         cast_x: ``x`` is of another type and has to be cast to ``parameters.output_type`` first.
         add_outside: ``residual`` broadcasts, so that the addition stays a node of its own.
         same: values of the chain that nothing but noise separates from ``output``.
+        general_because: why a plain norm has the operator GeneralRMSNorm; empty otherwise.
         notes: what a user should know about this site, one sentence each.
+        plain: the same norm with the addition in front of it left to a node of its own; None where it takes in none.
     """
 
     site: Site
@@ -113,19 +115,6 @@ class Match:
     cast_x: bool = False
     add_outside: bool = False
     same: tuple[ir.Value, ...] = ()
+    general_because: str = ""
     notes: tuple[str, ...] = ()
-
-    def without_residual(self) -> Match:
-        """The same norm with the addition in front of it left to a node of its own."""
-        plain = dataclasses.replace(self.parameters, op=Op.RMS_NORM)
-        if self.sum is None or len(self.nodes) == 1:  # one node did both: the addition has to be written out
-            return dataclasses.replace(self, parameters=plain, add_outside=True)
-        return dataclasses.replace(
-            self,
-            parameters=plain,
-            x=self.sum,
-            residual=None,
-            sum=None,
-            nodes=self.nodes[1:],
-            spelling=self.spelling.removeprefix("Add > "),
-        )
+    plain: Match | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import ir_subgraphs
 from rmsnorm_deploy.op import DOMAIN, Op
 
 
@@ -42,16 +43,6 @@ def scopes(model: ir.Model) -> list[Scope]:
     return found
 
 
-def subgraphs(node: ir.Node) -> Iterator[tuple[str, int, int, ir.Graph]]:
-    """The graphs that a node carries: attribute, place, how many there are, graph."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            yield attribute.name, 0, 1, attribute.value
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            for i, graph in enumerate(attribute.value):
-                yield attribute.name, i, len(attribute.value), graph
-
-
 def _nested(
     name: str,
     graph: ir.Graph | ir.Function,
@@ -65,7 +56,7 @@ def _nested(
     for node in scope.nodes:
         if not node.attributes:
             continue
-        for attribute_name, i, count, inner in subgraphs(node):
+        for attribute_name, i, count, inner in ir_subgraphs(node):
             label = node.name or next((o.name for o in node.outputs if o.name), node.op_type)
             part = f"{label}.{attribute_name}" + (f"[{i}]" if count > 1 else "")
             yield from _nested(f"{name}/{part}" if name else part, inner, root, node, attribute_name, i)

@@ -13,16 +13,18 @@ import onnx_ir as ir
 import tvm
 from onnx import ModelProto, ValueInfoProto, helper
 
-from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, last_line
+from rmsnorm_deploy.model.atomic import staging
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
 from rmsnorm_deploy.tvm.artefact.load import DESCRIPTION, LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
+from rmsnorm_deploy.tvm.targets.registry import GPUS
+from rmsnorm_deploy.tvm.targets.resolve import architectures, cpu_of, explain, resolve, triple_of
 from rmsnorm_deploy.tvm.tuning.log import TunedSchedules
 
 
@@ -70,7 +72,7 @@ def compile(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        target: ``llvm``, the CPU; or ``cuda``, ``rocm``, ``opencl``, ``metal``, ``webgpu``.
+        target: ``llvm``, the CPU, or another of :data:`~rmsnorm_deploy.tvm.targets.registry.TARGETS`.
         mcpu: LLVM's name of the CPU, for a GPU of its host; this machine's by default, ``generic`` for another
             architecture.
         output: a folder that is not there yet; nothing appears there when something fails.
@@ -81,23 +83,21 @@ def compile(
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
 
     Raises:
-        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` is there already, or a
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` exists, or a
             folder cannot be made.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
         MissingEnvironment: there is no C++ compiler to link the library or it fails, no nvcc for ``cuda``, no ROCm for
             ``rocm``, or no space.
     """
     started = time.perf_counter()
-    resolved = targets.resolve(target, mcpu, arch, mtriple)
-    architectures = targets.architectures(target, arch)
-    triple = targets.triple_of(resolved)
-    if target == "cuda":
+    resolved = resolve(target, mcpu, arch, mtriple)
+    gpus = architectures(target, arch)
+    triple = triple_of(resolved)
+    if target in GPUS and GPUS[target].kernels_beside:
         cubin.find_nvcc()
     linking.compiler(triple)
-    if tuned is not None and len(architectures) > 1:
-        raise UsageError(
-            f"a log of tuning is about one GPU, and this is for {', '.join(architectures)}", "Add '--arch GPU'."
-        )
+    if tuned is not None and len(gpus) > 1:
+        raise UsageError(f"a log of tuning is about one GPU, and this is for {', '.join(gpus)}", "Add '--arch GPU'.")
     folder = Path(output)
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
@@ -112,16 +112,17 @@ def compile(
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes
-        targets.explain(error, target)
-        text = (str(error).strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"TVM cannot compile the model: {text}", "--dump-ir DIR shows how far it came.") from error
+        explain(error, target)
+        raise ModelError(
+            f"TVM cannot compile the model: {last_line(error)}", "--dump-ir DIR shows how far it came."
+        ) from error
     kernels = sum("rms_norm_" in v.name_hint for v in module.get_global_vars())
     description = {
         "schema_version": SCHEMA_VERSION,
         "target": target,
-        "mcpu": targets.cpu_of(resolved),
+        "mcpu": cpu_of(resolved),
         "mtriple": triple,
-        "architectures": list(architectures),
+        "architectures": list(gpus),
         "tvm": tvm.__version__,
         "norms": norms,
         "kernels": kernels,
@@ -130,17 +131,17 @@ def compile(
         "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
     }
     values = weights.of(module)
-    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".compile-") as staging:
-        made = Path(staging) / "made"
+    with staging(folder) as stage:
+        made = stage.folder / "made"
         made.mkdir()
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
-            cubin.save(cuda_sources, architectures, made)
+            cubin.save(cuda_sources, gpus, made)
         linking.export(executable, made / LIBRARY, triple)
         description["library"] = {"bytes": (made / LIBRARY).stat().st_size}
         description["weights"] = weights.save(values, made / WEIGHTS)
         (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        made.rename(folder)
+        stage.publish(made, folder)
     used = None if schedules is None else schedules.used
     return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
 
@@ -148,7 +149,7 @@ def compile(
 def _check_free(folder: Path) -> None:
     """Refuse a folder that cannot be made, before the time for compiling is spent."""
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
+        raise UsageError(f"{folder} exists already", "Name another folder, or remove it.")
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} is not there", "Make it first.")

@@ -26,13 +26,11 @@ shift 4
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """The environment of a machine with a GPU, and a library that was built with CUDA."""
-    if em.compiler() is None:
-        pytest.skip("needs a C++ compiler, to compile the CUDA kernels for the host; install g++")
+    units, host = em.objects(tmp_path_factory)
     folder = tmp_path_factory.mktemp("machine")
     driver = folder / "driver.so"
     em._run(em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", driver)
-    units = em.compile_units(em.ROOT / "ops", em.UNITS, folder)
-    library = em.Emulator([*units, *em.compile_host(em.ROOT / "ops", folder)], folder / "library.so").path
+    library = em.Emulator([*units.values(), *host], folder / "library.so").path
     tools = folder / "bin"
     tools.mkdir()
     (tools / "compute-sanitizer").write_text(SANITIZER)

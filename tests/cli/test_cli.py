@@ -333,7 +333,7 @@ def test_an_unwritable_folder_is_exit_code_2(tmp_path):
     prefix = ["setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all"] if os.geteuid() == 0 else []
     code = (
         "import sys; from pathlib import Path; from rmsnorm_deploy.errors import UsageError;"
-        "from rmsnorm_deploy.model.external import check_output\n"
+        "from rmsnorm_deploy.model.files import check_output\n"
         "try: check_output(Path(sys.argv[1]), source=None, overwrite=False)\n"
         "except UsageError as error: print(error.message)"
     )
@@ -643,7 +643,7 @@ def test_control_c_is_clean(tmp_path):
         "import sys, time, rmsnorm_deploy.model.save as m\n"
         "from rmsnorm_deploy.cli.app import main\n"
         "def slow(*_): print('ready', flush=True); time.sleep(60)\n"
-        "m._check = slow\n"
+        "m.check_written = slow\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", code, "fuse", str(LLAMA), "-o", str(tmp_path / "f.onnx")]

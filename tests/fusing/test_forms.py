@@ -1,5 +1,9 @@
 """The forms 'onnx' and 'ort': what they write, what they refuse, and that nothing gets worse."""
 
+import pickle
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -7,7 +11,10 @@ import pytest
 from onnx import helper
 
 import rmsnorm_deploy
+from rmsnorm_deploy import Form
 from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.fusing import forms
+from rmsnorm_deploy.fusing.form import OutputForm, Unsuited
 from rmsnorm_deploy.op.reference import rms_norm
 from tests.support.graphs import chain, nodes_of, same_results
 from tests.support.judge import rows, units
@@ -137,6 +144,60 @@ def test_norms_behind_operators_of_onnxruntime_are_found():
     fused, _ = rmsnorm_deploy.fuse(model)
     assert nodes_of(fused) == ["AddRMSNorm"] * 4
     same_results(model, fused, {n: rows((2, 3, 8), np.float32, s) for s, n in enumerate("xr")})
+
+
+def test_a_norm_in_a_function_brings_its_import_along():
+    """A float32 residual norm in a local function becomes an operator of onnxruntime's own domain there."""
+    inner = Graph()
+    inner.constant_nodes = True
+    x, r = V(inner, "fx", F), V(inner, "fr", F)
+    y = chain(inner, x + r, V(inner, "fw", F))["y"]
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("local", "Norm", ["fx", "fr", "fw"], [y.name], inner.nodes, imports)
+    g = Graph()
+    names = [g.input(n, F, (2, 3, 8)).name for n in "xr"] + [g.weight(np.ones(8), F).name]
+    g.nodes.append(helper.make_node("Norm", names, ["y"], domain="local"))
+    g.output(V(g, "y", F), "out", (2, 3, 8))
+    model = g.model([function], [helper.make_opsetid("local", 1)])
+    fused, report = rmsnorm_deploy.fuse(model, form="ort")
+    assert [f.scope for f in report.fused] == ["local::Norm"]
+    (body,) = fused.functions
+    domains = {n.domain for n in body.node}
+    assert domains <= {o.domain for o in body.opset_import}
+    same_results(model, fused, {n: rows((2, 3, 8), np.float32, s) for s, n in enumerate("xr")})
+
+
+@pytest.mark.parametrize("form", ["onnx", "ort"])
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_note_names_an_operator_only_where_it_is_written(form, width):
+    g = Graph(23)
+    g.output(chain(g, g.input("x", F, (2, 3, 8)), g.weight(np.linspace(0.5, 0.75, width), F))["y"], "y", (2, 3, 8))
+    model = g.model()
+    (norm,) = rmsnorm_deploy.fuse(model)[1].fused
+    assert (norm.op == "GeneralRMSNorm", len(norm.notes)) == (width == 1, int(width == 1))
+    (norm,) = rmsnorm_deploy.fuse(model, form=form)[1].fused
+    assert not norm.notes
+
+
+def test_a_form_is_an_enum_whose_members_are_the_files():
+    names = {p.stem for p in Path(forms.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {f.value for f in Form} == set(forms.NAMES) == names >= {"plugin", "onnx", "ort"}
+    assert Form("plugin") is Form.PLUGIN is next(iter(Form))
+    assert (Form.ORT.value, Form.ONNX == "onnx") == ("ort", True)
+    assert pickle.loads(pickle.dumps(Form.ORT)) is Form.ORT
+    with pytest.raises(ValueError, match="trt"):
+        Form("trt")
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_each_form_says_what_it_is(form):
+    assert OutputForm in type(forms.writer_of(form)).__mro__
+    assert sys.modules[f"{forms.__name__}.{form.value}"].__doc__.endswith(".")
+
+
+def test_a_refusal_needs_a_reason():
+    with pytest.raises(ValueError, match="reason"):
+        Unsuited("")
 
 
 def test_an_unknown_form_is_a_usage_error():

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rmsnorm_deploy
 from rmsnorm_deploy import op
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.model.graphs import opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.reference import rms_norm
 from rmsnorm_deploy.recognise.match import Stage
@@ -489,6 +490,31 @@ def test_a_dry_run_changes_nothing_and_says_the_same():
     assert len(plan.fused) == len(rmsnorm_deploy.fuse(model)[1].fused) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "form", "opsets"), [({"partial": 3, "opset": 11}, "plugin", (11, 12)), ({"opset": 17}, "onnx", (17, 23))]
+)
+@pytest.mark.parametrize("kind", ["proto", "ir"])
+def test_a_dry_run_says_that_the_opset_would_be_raised(change, form, opsets, kind):
+    proto = build(Spelling(**change)).model
+    model = proto if kind == "proto" else ir.from_proto(proto)
+    old, new = opsets
+    same, plan = rmsnorm_deploy.fuse(model, form=form, dry_run=True)
+    assert opset_of(model) == opset_of(same) == plan.opset == old
+    assert f"would be raised from {old} to {new}" in plan.warnings[0]
+    assert rmsnorm_deploy.explain(model, form=form) == plan
+    fused, report = rmsnorm_deploy.fuse(model, form=form)
+    assert opset_of(fused) == report.opset == new
+    assert f"was raised from {old} to {new}" in report.warnings[0]
+    assert (opset_of(model), report.ops_before) == (old, plan.ops_before)
+
+
+def test_a_model_that_the_form_leaves_alone_keeps_its_opset():
+    model = build(Spelling(partial=3)).model
+    fused, report = rmsnorm_deploy.fuse(model, form="onnx")
+    assert fused == model
+    assert (report.opset, report.warnings, len(report.missed)) == (18, (), 1)
+
+
 def test_an_old_opset_is_refused_with_a_way_out():
     g = Graph(10)
     x = g.input("x", F, (2, 3, 8))
@@ -521,6 +547,45 @@ def test_the_pass_fuses_in_place():
     assert result.model is model
     assert fuser.report is not None
     assert not fuser(model).modified
+
+
+@pytest.mark.parametrize("form", list(rmsnorm_deploy.Form))
+def test_the_pass_gives_what_fuse_gives(form):
+    proto = build(Spelling(residual=True, opset=17)).model
+    model = ir.from_proto(proto)
+    fuser = rmsnorm_deploy.RmsNormFusionPass(form.value)
+    assert fuser(model).model is model
+    fused, report = rmsnorm_deploy.fuse(ir.from_proto(proto), form=form)
+    assert ir.to_proto(model) == ir.to_proto(fused)
+    assert fuser.report == report
+    assert len(report.fused) == 1
+
+
+def test_the_pass_raises_what_fuse_raises():
+    with pytest.raises(UsageError, match="there is no form 'trt'"):
+        rmsnorm_deploy.RmsNormFusionPass("trt")
+    g = Graph(10)
+    g.output(chain(g, g.input("x", F, (2, 3, 8)))["y"], "y", (2, 3, 8))
+    with pytest.raises(ModelError, match="opset 10"):
+        rmsnorm_deploy.RmsNormFusionPass()(ir.from_proto(g.model()))
+
+
+def test_what_contradicts_itself_is_a_model_error_in_fuse_and_pass(monkeypatch):
+    model = build(Spelling()).model
+    model.graph.node[0].op_type = "Nonsense"
+    given = ir.from_proto(model)
+
+    def fail(*_):
+        raise RuntimeError("a value without a type")
+
+    monkeypatch.setattr("rmsnorm_deploy.fusing.plan.recognise", fail)
+    calls = [lambda: rmsnorm_deploy.fuse(model), lambda: rmsnorm_deploy.fuse(given)]
+    for call in [*calls, lambda: rmsnorm_deploy.RmsNormFusionPass()(given)]:
+        with pytest.raises(ModelError, match=r"the model is not valid: .*Nonsense"):
+            call()
+    valid = build(Spelling()).model
+    with pytest.raises(RuntimeError, match="without a type"):
+        rmsnorm_deploy.fuse(valid)  # a fault of ours stays one
 
 
 def test_names_that_the_model_uses_already_are_avoided():

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy import ModelError, UsageError, save
+from rmsnorm_deploy.model import atomic
 from rmsnorm_deploy.model.load import load_model, load_proto
 
 SAVE = sys.modules["rmsnorm_deploy.model.save"]
@@ -460,14 +461,14 @@ def test_a_failure_between_two_renames_brings_the_old_files_back(tmp_path, monke
     target = tmp_path / "out" / "f.onnx"
     save(load_proto(path), target, source=path)
     old = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
-    original = SAVE._Undo.replace
+    original = atomic.Staging.publish
 
     def fail_on_the_model(self, staged, goal, **options):
         if goal == target:
             raise KeyboardInterrupt
         original(self, staged, goal, **options)
 
-    monkeypatch.setattr(SAVE._Undo, "replace", fail_on_the_model)
+    monkeypatch.setattr(atomic.Staging, "publish", fail_on_the_model)
     model = load_proto(path)
     model.graph.initializer.reverse()  # another order in the weight file
     with pytest.raises(KeyboardInterrupt):

@@ -1,6 +1,8 @@
 """The operator's definition: parameters, schemas, and the function body against the NumPy reference."""
 
+import dataclasses
 import itertools
+import re
 
 import numpy as np
 import onnx
@@ -9,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from rmsnorm_deploy import op
-from rmsnorm_deploy.op import DOMAIN, NormParameters, Op
-from rmsnorm_deploy.op.reference import dtype_of, rms_norm
+from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, definition
+from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.op.reference import evaluate, rms_norm
 from tests.support.judge import rows, units
 from tests.support.run import run
 
 F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
-TYPES = {F: "float32", H: "float16", B: "bfloat16", D: "float64"}
 
 
 def model_of(parameters, shape, scale_shape, scale_dtype, opset=18, body=True):
@@ -40,7 +42,7 @@ def model_of(parameters, shape, scale_shape, scale_dtype, opset=18, body=True):
 
 
 def parameter_grid():
-    for name, T in itertools.product(Op, TYPES):
+    for name, T in itertools.product(Op, op.FLOAT_TYPES):
         stashes = [D] if T == D else [F, D]
         for stash in stashes:
             for scale_type in sorted({T, stash, F}):
@@ -63,32 +65,17 @@ def test_body_means_what_the_reference_says(p, scale_kind, optimise):
         )
     shape = (6, 16)
     rng = np.random.default_rng(1)
-    x = rows(shape, dtype_of(p.output_type))
-    scale = (1 + 0.25 * rng.standard_normal(16)).astype(dtype_of(scale_dtype))
-    feeds, given = {"X": x}, {}
-    if p.op is Op.ADD_RMS_NORM:
-        feeds["residual"] = given["residual"] = rows(shape, x.dtype, seed=2)
-    feeds["scale"] = scale
-    if p.op is Op.GENERAL_RMS_NORM:
-        feeds["bias"] = given["bias"] = (rng.standard_normal(16)).astype(scale.dtype)
+    x = rows(shape, float_type(p.output_type).dtype)
+    scale = (1 + 0.25 * rng.standard_normal(16)).astype(float_type(scale_dtype).dtype)
+    feeds = {"X": x, "residual": rows(shape, x.dtype, seed=2), "scale": scale}
+    feeds["bias"] = rng.standard_normal(16).astype(scale.dtype)
+    feeds = {name: feeds[name] for name in p.op.inputs}
     got = run(model_of(p, shape, (16,), scale_dtype), feeds, optimise)
-    truth, total = rms_norm(
-        x,
-        scale,
-        axes=p.axes,
-        epsilon=p.epsilon,
-        stash_type=p.stash_type,
-        scale_type=p.scale_type,
-        epsilon_outside=p.epsilon_outside,
-        rms_floor=p.rms_floor,
-        partial_size=p.partial_size,
-        exact=True,
-        **given,
-    )
+    truth, *total = evaluate(p, *feeds.values(), exact=True)
     narrow = 1.0 if p.output_type in (H, B) else 4.0  # float arithmetic in six steps against float64
     assert units(got[0], truth) <= narrow
     if p.op is Op.ADD_RMS_NORM:
-        np.testing.assert_array_equal(got[1], total)
+        np.testing.assert_array_equal(got[1], total[0])
     if p.output_type in (H, B) and p.scale_type == p.output_type and not optimise:
         # the two orders of rounding differ in a quarter of the elements: the right one is kept nearly everywhere
         assert np.mean(got[0] != truth.astype(x.dtype)) <= 0.02
@@ -184,14 +171,75 @@ def test_parameters_refuse_what_makes_no_sense(wrong, sentence):
 @pytest.mark.parametrize("p", list(parameter_grid()), ids=str)
 def test_parameters_survive_a_node(p):
     node = helper.make_node(p.op.value, list(p.op.inputs), list(p.op.outputs), domain=DOMAIN, **p.to_attributes())
-    assert NormParameters.from_node(node) == p
+    assert NormParameters.from_node(node, version=1) == p
     assert {a.name for a in node.attribute} == set(op.attribute_names(p.op))
 
 
-def test_a_node_without_an_attribute_is_refused():
-    node = helper.make_node("RMSNorm", ["X", "s"], ["Y"], domain=DOMAIN, name="n", axes=[-1], epsilon=1e-5)
-    with pytest.raises(ValueError, match="lacks the attributes"):
-        NormParameters.from_node(node)
+@pytest.mark.parametrize("p", list(parameter_grid()), ids=str)
+def test_an_absent_attribute_means_its_default(p):
+    values = p.to_attributes()
+    for a in definition.attributes_of(p.op):
+        rest = {name: value for name, value in values.items() if name != a.name}
+        try:
+            wanted = dataclasses.replace(p, **{a.name: DEFAULTS.get(a.name, p.output_type)})
+        except ValueError as error:  # the default does not go with the other attributes
+            with pytest.raises(ValueError, match=re.escape(str(error))):
+                NormParameters.from_attributes(p.op, rest, version=1, x_type=p.output_type)
+        else:
+            assert NormParameters.from_attributes(p.op, rest, version=1, x_type=p.output_type) == wanted
+
+
+DEFAULTS = {
+    "axes": (-1,),
+    "epsilon": 0.0,
+    "stash_type": F,
+    "scale_type": F,
+    "epsilon_outside": 0.0,
+    "rms_floor": 0.0,
+    "partial_size": None,
+}
+"""Of version 1, for ever. The default of output_type is the type of X."""
+
+
+def test_the_type_of_x_must_be_known_where_the_node_does_not_say_it():
+    with pytest.raises(ValueError, match="output_type is absent"):
+        NormParameters.from_attributes(Op.RMS_NORM, {}, version=1)
+    assert NormParameters.from_attributes(Op.RMS_NORM, {}, version=1, x_type=H) == NormParameters(Op.RMS_NORM, H)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"epsilon": 1}, "the attribute epsilon must be a float, not 1"),
+        ({"stash_type": 1.0}, "the attribute stash_type must be an integer, not 1.0"),
+        ({"axes": -1}, "the attribute axes must be a list of integers, not -1"),
+        ({"axes": [-1.0]}, "the attribute axes must be a list of integers"),
+        ({"axes": [], "partial_size": []}, "axes must name at least one dimension"),
+        ({"partial_size": "all"}, "the attribute partial_size must be a list of integers"),
+        ({"partial_size": [2, 3], "axes": [1, 2]}, "partial_size must hold one integer for each axis, all the same"),
+        ({"partial_size": [3, 3]}, "partial_size must hold one integer for each axis"),
+        ({"rms_floor": -1.0}, "rms_floor must be a finite number and not negative"),
+        ({"rms_flor": 1.0}, "GeneralRMSNorm has no attribute rms_flor in version 1 of rmsnorm_deploy"),
+        ({"version": 1}, "GeneralRMSNorm has no attribute version in version 1"),
+    ],
+)
+def test_a_wrong_attribute_is_refused_with_the_name_of_the_node(wrong, sentence):
+    values = NormParameters(Op.GENERAL_RMS_NORM, F).to_attributes() | wrong
+    node = helper.make_node("GeneralRMSNorm", ["X", "s", "b"], ["Y"], domain=DOMAIN, name="n")
+    for name, value in values.items():
+        kind = onnx.AttributeProto.INTS if value == [] else None
+        node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    with pytest.raises(ValueError, match=rf"node 'n' \(GeneralRMSNorm\): {re.escape(sentence)}"):
+        NormParameters.from_node(node, version=1)
+
+
+def test_a_node_of_another_domain_or_version_is_refused():
+    node = helper.make_node("RMSNorm", ["X", "s"], ["Y"], name="n", output_type=F)
+    with pytest.raises(ValueError, match="node 'n' is of domain '', not 'rmsnorm_deploy'"):
+        NormParameters.from_node(node, version=1)
+    node.domain = DOMAIN
+    with pytest.raises(ValueError, match=r"node 'n' .* version 7 of the domain rmsnorm_deploy is unknown .* knows 1"):
+        NormParameters.from_node(node, version=7)
 
 
 def test_old_opsets_have_no_body():
@@ -214,8 +262,10 @@ def test_schemas_let_the_checker_and_shape_inference_know_the_ops():
             assert kind.elem_type == H
             assert [d.dim_param or d.dim_value for d in kind.shape.dim] == ["n", 5, 64]
             model = model_of(p, ("n", 5, 64), (64,), F, body=False)
-            del model.graph.node[0].attribute[0]
-            with pytest.raises(onnx.checker.ValidationError, match="axes"):
+            del model.graph.node[0].attribute[:]  # absent ones have their defaults
+            onnx.checker.check_model(model, full_check=True)
+            model.graph.node[0].attribute.append(helper.make_attribute("epsilon", 1))
+            with pytest.raises(onnx.checker.ValidationError, match="epsilon"):
                 onnx.checker.check_model(model)
     finally:
         for name in Op:

@@ -9,12 +9,12 @@ import numpy as np
 from onnx import TensorProto
 
 from benchmarks.gpu.contract import ALL, Params
+from rmsnorm_deploy.check import ulp as ulps
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.op.reference import rms_norm
 
 F32, F16, F64, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 DTYPES = {F32: np.float32, F16: np.float16, F64: np.float64, BF16: ml_dtypes.bfloat16}
-FRACTION_BITS = {F32: 23, F16: 10, F64: 52, BF16: 7}
-SMALLEST = {F32: 2.0**-149, F16: 2.0**-24, F64: 2.0**-1074, BF16: 2.0**-133}
 BAD_VERSION, BAD_TYPE, BAD_SHAPE, BAD_POINTER, BAD_PARTIAL, BAD_VALUE, BAD_STRIDE, BAD_ISA = range(1, 9)
 WRONG = [
     ({"version": 2}, BAD_VERSION),
@@ -142,9 +142,7 @@ class Call:
 
 def ulp(value, data_type):
     """Distance to the next value of a type, for magnitudes."""
-    value = np.maximum(np.abs(value), 1e-300)
-    spacing = np.exp2(np.floor(np.log2(value)) - FRACTION_BITS[data_type])
-    return np.maximum(spacing, SMALLEST[data_type])
+    return ulps.ulp(value, float_type(data_type))
 
 
 def agrees(call, y, total):

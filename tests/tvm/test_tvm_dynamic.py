@@ -11,9 +11,10 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.tvm import import_onnx
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE
 from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 
 F32, F16, F64, I64, BOOL = (
     TensorProto.FLOAT,
@@ -40,7 +41,7 @@ def model(nodes, inputs, outputs, constants=None, opset=18, types=None):
 class Compiled:
     def __init__(self, proto):
         self.module = import_onnx(proto)
-        target = targets.resolve("llvm")
+        target = resolve("llvm")
         built = relax.build(pipeline.run(self.module, target), target=target, relax_pipeline=None)
         self.main = relax.VirtualMachine(built, tvm.cpu())["main"]
 

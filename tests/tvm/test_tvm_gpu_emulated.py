@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets.registry import GPUS
 from tests.support.contract import BF16, F16, F32, Call, values
 from tests.support.tvm.cuda_runner import Cuda
 from tests.support.tvm.gpu_kernels import GpuKernels, within
@@ -19,6 +19,11 @@ from tests.support.tvm.gpu_kernels import GpuKernels, within
 @pytest.fixture(scope="module")
 def cuda():
     return Cuda()
+
+
+@pytest.fixture(scope="module")
+def cuda_without_xor():
+    return Cuda(GpuSchedules(dataclasses.replace(GPUS["cuda"], shuffles_by_xor=False)))
 
 
 @pytest.mark.parametrize("x_type", [F32, F16, BF16])
@@ -49,11 +54,12 @@ def test_a_row_that_is_streamed_and_one_that_is_a_column(cuda):
 
 @pytest.mark.parametrize("target", ["metal", "rocm"])
 @pytest.mark.parametrize("size", [64, 2000])
-def test_the_exchange_without_exclusive_or(cuda, target, size):
+def test_the_exchange_without_exclusive_or(cuda_without_xor, target, size):
     """Those of Metal and ROCm, in CUDA's text."""
     rng = np.random.default_rng(17)
     norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", size)
-    schedule = gpu.default(norm, targets.resolve(target))
-    assert (schedule.cuda, schedule.warp > 1) == (0, True)
+    assert not GPUS[target].shuffles_by_xor
+    schedule = GpuSchedules(GPUS[target]).default(norm)
+    assert schedule.warp > 1
     call = Call(values(rng, (3, size), F32), values(rng, (size,), F32))
-    within(call, *call.run(GpuKernels(cuda, dataclasses.replace(schedule))))
+    within(call, *call.run(GpuKernels(cuda_without_xor, schedule)))

@@ -14,11 +14,14 @@ import tvm as tvm_itself
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
-from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.importer.convert import import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import prepared
 from rmsnorm_deploy.tvm.passes import pipeline
-from rmsnorm_deploy.tvm.schedules import cpu, family, gpu
+from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
+from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.registry import GPUS, TARGETS
+from rmsnorm_deploy.tvm.targets.resolve import resolve, this_cpu
 
 MODELS = sorted((Path(__file__).parent.parent.parent / "samples" / "models").glob("*.onnx"))
 EVERYWHERE = ["cuda", "opencl", "metal"]
@@ -27,7 +30,7 @@ EVERYWHERE = ["cuda", "opencl", "metal"]
 @pytest.mark.parametrize("target", EVERYWHERE)
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_every_kernel_of_an_export_is_scheduled_and_has_source(target, path):
-    resolved = targets.resolve(target)
+    resolved = resolve(target)
     module = pipeline.run(import_prepared(prepared(path)), resolved)
     kernels = {v.name_hint: f for v, f in module.functions_items() if isinstance(f, tvm_itself.tirx.PrimFunc)}
     on_gpu = {name for name, f in kernels.items() if "thread_binding" in f.script()}
@@ -50,7 +53,7 @@ def test_a_norm_of_a_tensor_of_three_dimensions_is_one_kernel(target):
         [info("y", TensorProto.FLOAT, ("batch", "seq", 64))],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    module = pipeline.run(import_prepared(prepared(model)), targets.resolve(target))
+    module = pipeline.run(import_prepared(prepared(model)), resolve(target))
     kernels = [v.name_hint for v, f in module.functions_items() if "thread_binding" in f.script()]
     assert kernels == ["rms_norm_rows_64_float32"]
 
@@ -60,7 +63,7 @@ def test_the_folder_and_what_is_missing_to_run_it(target, small_model, tmp_path)
     made = tvm.compile(small_model, target, output=tmp_path / "c", dump_ir=tmp_path / "ir")
     assert (made.target, made.norms, made.kernels) == (target, 1, 1)
     said = json.loads((tmp_path / "c" / "model.json").read_text())
-    assert (said["target"], said["mcpu"], said["architectures"]) == (target, targets.this_cpu(), [])
+    assert (said["target"], said["mcpu"], said["architectures"]) == (target, this_cpu(), [])
     (after,) = (tmp_path / "ir").glob("*_schedule_rest.py")
     (before,) = (tmp_path / "ir").glob("*_fuse_kernels.py")
     assert "thread_binding" in after.read_text()
@@ -84,7 +87,7 @@ def test_rocm_says_what_it_needs(small_model, tmp_path, monkeypatch):
     with pytest.raises(MissingEnvironment, match="needs an installation of ROCm") as raised:
         tvm.compile(small_model, "rocm", output=tmp_path / "c")
     assert "ROCM_PATH" in str(raised.value)
-    with pytest.raises(UsageError, match="'gfx1' is no GPU that is known for target 'rocm'"):
+    with pytest.raises(UsageError, match="'gfx1' is not a GPU that is known for target 'rocm'"):
         tvm.compile(small_model, "rocm", output=tmp_path / "c", arch="gfx1")
 
 
@@ -115,11 +118,12 @@ def test_a_large_matrix_product_does_not_end_the_process(target, dtype):
         with builder.dataflow():
             y = builder.emit_output(builder.emit(relax.op.matmul(x, w)))
         builder.emit_func_output(y)
-    module = pipeline.run(builder.get(), targets.resolve(target))
+    module = pipeline.run(builder.get(), resolve(target))
     assert "thread_binding" in module.script()
 
 
 def test_each_target_has_its_schedules():
-    assert {t: family(targets.resolve(t)) for t in targets.TARGETS} == {
-        t: cpu if t == "llvm" else gpu for t in targets.TARGETS
-    }
+    assert set(TARGETS) >= {"llvm", "cuda", "rocm", "opencl", "metal", "webgpu"}
+    for name in TARGETS:
+        found = schedules_for(resolve(name))
+        assert isinstance(found, CpuSchedules) if name == "llvm" else found == GpuSchedules(GPUS[name])

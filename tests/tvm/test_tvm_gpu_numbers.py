@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.gpu.grid import GpuSchedule
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from tests.support import contract_cases
 from tests.support.contract import BF16, COMBINATIONS, F16, F32, F64, Call, values
@@ -149,8 +149,8 @@ def test_every_schedule_that_tuning_tries(kernels, size):
     rng = np.random.default_rng(23)
     call = Call(values(rng, (5, size), F32), values(rng, (size,), F32), residual=values(rng, (5, size), F32))
     norm = Norm(NormParameters(Op.ADD_RMS_NORM, F32, epsilon=1e-6), "float32", size)
-    schedules = gpu.candidates(norm, kernels.runner.target)
-    assert schedules[0] == gpu.default(norm, kernels.runner.target)
+    schedules = kernels.runner.schedules.candidates(norm)
+    assert schedules[0] == kernels.runner.schedules.default(norm)
     assert len(schedules) == len(set(schedules)) > 4
     for schedule in schedules:
         within(call, *call.run(GpuKernels(kernels.runner, schedule)))
@@ -160,7 +160,7 @@ def test_more_rows_than_a_grid_has_blocks_in_one_dimension(webgpu):
     rng = np.random.default_rng(29)
     norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6), "float32", 4)
     call = Call(values(rng, (70_000 * 3, 4), F32), values(rng, (4,), F32))
-    one_row = gpu.GpuSchedule(4, 32, 1, 1, 1)
+    one_row = GpuSchedule(4, 32, 1, 1, 1)
     y = np.full_like(call.x, 7)
     webgpu.run(norm, [call.x, call.scale, y], one_row)
     within(call, y, None)

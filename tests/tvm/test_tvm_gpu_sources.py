@@ -9,31 +9,32 @@ import pytest
 
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
-from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.op import Op
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules import gpu
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES, ITEMSIZE
-from rmsnorm_deploy.tvm.targets.limits import LIMITS
+from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
+from rmsnorm_deploy.tvm.targets.registry import GPUS
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 from tests.support.contract import BF16, F16, F32, F64
 from tests.support.tvm.gpu_runners import built
 from tests.support.tvm.norms import norm_of
 
 KINDS = ["cuda", "opencl", "metal", "webgpu"]  # for ROCm, TVM writes machine code, with an installation of ROCm only
 BARRIER = r"__syncthreads\(\)|barrier\(CLK_LOCAL|threadgroup_barrier\(|workgroupBarrier\(\)"
+SHARED_BYTES = 16384
+"""What a block has on every device of every kind."""
 SIZES = [64, 100, 128, 896, 4096, 4097, 8192]
 
 
 def body_of(kind, norm, schedule=None):
     """The kernel's text without what TVM writes in front of every kernel."""
-    _, module = built(norm, targets.resolve(kind), schedule)
+    _, module = built(norm, resolve(kind), schedule)
     source = module.imports[0].inspect_source()
     start = source.index("fn norm_kernel") if kind == "webgpu" else source.rindex("norm_kernel(")
     return source[start:]
 
 
 def types_of(kind):
-    return [t for t in (F32, F16, BF16) if DTYPES[t] in LIMITS[kind].dtypes]
+    return [t for t in (F32, F16, BF16) if float_type(t).name in GPUS[kind].dtypes]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +43,7 @@ def types_of(kind):
 def test_two_barriers_at_most(kind, op, size):
     for dtype in types_of(kind):
         norm = norm_of(size, dtype, op)
-        schedule = gpu.default(norm, targets.resolve(kind))
+        schedule = GpuSchedules(GPUS[kind]).default(norm)
         found = len(re.findall(BARRIER, body_of(kind, norm)))
         if schedule.warp > 1:  # one, and none where a warp has the row to itself
             assert found == (schedule.threads > schedule.warp)
@@ -55,7 +56,7 @@ def test_two_barriers_at_most(kind, op, size):
 def test_a_row_is_read_once(kind, size):
     for dtype in types_of(kind):
         norm = norm_of(size, dtype)
-        schedule = gpu.default(norm, targets.resolve(kind))
+        schedule = GpuSchedules(GPUS[kind]).default(norm)
         body = body_of(kind, norm)
         assert schedule.vectors > 0
         accesses = body.count("X_ptr") - body[: body.index("{")].count("X_ptr")
@@ -83,8 +84,8 @@ def test_the_widest_accesses(kind, dtype):
     for size in (128, 4096):
         body = body_of(kind, norm_of(size, dtype))
         assert re.search(VECTORS[kind, dtype], body), body
-        assert gpu.default(norm_of(size, dtype), targets.resolve(kind)).lanes == min(
-            LIMITS[kind].vector_lanes, 16 // ITEMSIZE[DTYPES[dtype]]
+        assert GpuSchedules(GPUS[kind]).default(norm_of(size, dtype)).lanes == min(
+            GPUS[kind].vector_lanes, 16 // float_type(dtype).itemsize
         )
 
 
@@ -98,18 +99,18 @@ def test_threads_exchange_sums_without_memory_where_they_can(kind, shuffle):
 
 @pytest.mark.parametrize("kind", [*KINDS, "rocm"])
 def test_blocks_within_the_limits(kind):
-    limits, target = LIMITS[kind], targets.resolve(kind)
+    gpu = GPUS[kind]
     for size in (*SIZES, 1, 9, 33, 1000, 16384, 100_000, None):
         for dtype in types_of(kind):
             for columns in (False, True):
                 norm = dataclasses.replace(norm_of(size, dtype), columns=columns)
-                for s in gpu.candidates(norm, target):
+                for s in GpuSchedules(gpu).candidates(norm):
                     threads = s.threads * s.rows
-                    assert threads <= limits.threads
+                    assert threads <= gpu.threads
                     assert threads % 32 == 0  # whole warps: every thread takes part in every exchange
-                    assert s.lanes * ITEMSIZE[DTYPES[dtype]] <= limits.vector_bytes
+                    assert s.lanes * float_type(dtype).itemsize <= gpu.vector_bytes
                     shared = 4 * s.rows * (s.threads if s.warp == 1 else math.ceil(s.threads / s.warp))
-                    assert 2 * shared <= limits.shared_bytes
+                    assert 2 * shared <= SHARED_BYTES
                     if size:
                         assert size % s.lanes == 0
                         assert s.vectors == 0 or s.vectors * s.threads * s.lanes >= size
@@ -137,6 +138,7 @@ def test_constants_keep_all_their_digits(kind):
     ],
 )
 def test_types_that_a_gpu_lacks_are_refused_with_the_norms_name(kind, norm, said):
-    with pytest.raises(ModelError, match=said) as raised:
-        gpu.default(norm, targets.resolve(kind))
-    assert norm.name in str(raised.value)
+    refusal = GpuSchedules(GPUS[kind]).refusal(norm)
+    assert said in refusal.reason
+    assert norm.name in refusal.reason
+    assert refusal.hint.startswith("Convert the model to float32 or float16")

@@ -17,10 +17,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import ALL_FEATURES, DOMAIN, NormParameters, Op, function_body
-from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.tvm import import_onnx
 from rmsnorm_deploy.tvm.importer import table
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules.norm import MARKER
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 from tests.support.contract import F16, F32, F64, Call, agrees, values
 
 OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("com.microsoft", 1)]
@@ -42,7 +43,7 @@ def model(nodes, inputs, outputs, opset=18, functions=(), initializers=()):
 
 def run(module, feeds, dump=None):
     """Through our passes, in this process."""
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     built = tvm.relax.build(pipeline.run(module, target, dump), target=target, relax_pipeline=None)
     machine = tvm.relax.VirtualMachine(built, tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(np.asarray(f, order="C")) for f in feeds))
@@ -132,7 +133,7 @@ def test_equal_norms_share_one_kernel_for_any_number_of_rows(tmp_path):
     feeds = [values(rng, (i + 1, 5, 24) if n == "X" else (24,), F32) for i in range(3) for n in ("X", "scale")]
     for i, y in enumerate(run(module, feeds, tmp_path)):
         agrees(Call(feeds[2 * i], feeds[2 * i + 1]), y, None)
-    names = [name for name, _ in pipeline.passes(targets.resolve("llvm"))]
+    names = [name for name, _ in pipeline.passes(resolve("llvm"))]
     assert [p.name for p in sorted(tmp_path.iterdir())] == [
         "00_imported.py",
         *(f"{i:02}_{name}.py" for i, name in enumerate(names, 1)),

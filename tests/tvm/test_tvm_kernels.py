@@ -9,10 +9,10 @@ import tvm
 from tvm.target import codegen
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules.cpu import kernel
+from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
 from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 from tests.support import contract_cases
 from tests.support.contract import BF16, COMBINATIONS, F16, F32, F64, Call, agrees, ulp, values
 from tests.support.tvm.kernels import SHARED, TvmKernels
@@ -75,7 +75,7 @@ def test_every_choice_of_the_schedule_is_right_serial_parallel_and_streaming(sch
 
 
 @pytest.mark.skipif(
-    not any(codegen.llvm_cpu_has_features(f, targets.resolve("llvm")) for f in ("fma", "neon")),
+    not any(codegen.llvm_cpu_has_features(f, resolve("llvm")) for f in ("fma", "neon")),
     reason="this CPU rounds a product before it adds to it",
 )
 def test_only_the_last_sum_of_the_normalised_value_is_rounded(kernels):
@@ -93,8 +93,8 @@ def test_only_the_last_sum_of_the_normalised_value_is_rounded(kernels):
 def test_results_are_stored_past_the_caches_where_no_cache_holds_them():
     norm = Norm(NormParameters(Op.ADD_RMS_NORM, F32, scale_type=F32), "float32", 4096)
     for stream_from, wanted in ((1, True), (0, False)):
-        made = kernel(norm, CpuSchedule(stream_from=stream_from)).with_attr("global_symbol", "norm")
-        text = tvm.compile(tvm.IRModule({"norm": made}), target=targets.resolve("llvm")).mod.inspect_source("ll")
+        made = CpuSchedules().kernel(norm, CpuSchedule(stream_from=stream_from)).with_attr("global_symbol", "norm")
+        text = tvm.compile(tvm.IRModule({"norm": made}), target=resolve("llvm")).mod.inspect_source("ll")
         assert ("!nontemporal" in text) is wanted
         assert ("llvm.prefetch" in text) is wanted
 

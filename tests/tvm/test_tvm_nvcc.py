@@ -19,10 +19,11 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op
-from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.artefact import cubin
-from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets.registry import GPUS
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 from rmsnorm_deploy.tvm.tuning import measure
 from tests.support.contract import BF16, F16, F32, F64
 from tests.support.tvm.norms import norm_of
@@ -30,6 +31,7 @@ from tests.support.tvm.norms import norm_of
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: it is in the CUDA toolkit")
 ARCHITECTURES = ("sm_80", "sm_90")
+SCHEDULES = GpuSchedules(GPUS["cuda"])
 KERNELS = {
     **{f"rms_{size}_{dtype}": norm_of(size, dtype) for size in (64, 896, 4096, 8192) for dtype in (F32, F16, BF16)},
     **{f"add_{size}_{dtype}": norm_of(size, dtype, Op.ADD_RMS_NORM) for size in (4096, 8192) for dtype in (F32, F16)},
@@ -48,9 +50,9 @@ KERNELS = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """All kernels in one file, and ``{architecture: ({kernel: what ptxas reports}, PTX, cubin)}``."""
-    target = targets.resolve("cuda")
+    target = resolve("cuda")
     functions = {
-        name: gpu.kernel(norm, gpu.default(norm, target)).with_attr("global_symbol", name)
+        name: SCHEDULES.kernel(norm, SCHEDULES.default(norm)).with_attr("global_symbol", name)
         for name, norm in KERNELS.items()
     }
     with cubin.taken_out() as sources:
@@ -84,7 +86,7 @@ def test_nothing_is_spilled(made, architecture):
         registers = int(re.search(r"Used (\d+) registers", report).group(1))
         # so that the 65,536 of a multiprocessor hold 1024 threads, and any block
         assert registers <= (96 if name.startswith("double") else 64), (name, registers)
-        threads = gpu.default(KERNELS[name], targets.resolve("cuda"))
+        threads = SCHEDULES.default(KERNELS[name])
         assert registers * threads.threads * threads.rows <= 65536
 
 
@@ -101,7 +103,7 @@ def test_accesses_have_128_bits_where_the_row_allows(made, architecture):
         if norm.size is None or norm.columns or norm.size % 8:
             assert loads == 0
             continue
-        vectors = gpu.default(norm, targets.resolve("cuda")).vectors
+        vectors = SCHEDULES.default(norm).vectors
         assert stores >= max(1, vectors) * (2 if norm.adds else 1), name
         assert loads >= max(1, vectors) * (3 if norm.adds else 2), name
         assert not re.search(r"(?:ld|st)\.global(?:\.nc)?\.(?:[bu]16|f32|b32|u32|f64)\b", body), name
@@ -188,13 +190,13 @@ def test_loading_hands_the_machine_code_to_tvms_cuda_runtime(folder, monkeypatch
 
 
 def test_a_kernel_is_tuned_as_machine_code():
-    target = targets.resolve("cuda", arch="sm_90")
+    target = resolve("cuda", arch="sm_90")
     norm = norm_of(96, F16)
-    library = measure._library(norm, gpu.__name__, str(target), gpu.default(norm, target))
+    library = measure._library(norm, SCHEDULES, str(target), SCHEDULES.default(norm))
     asked = {str(name) for name in tvm_itself.ir.load_json((library.parent / cubin.FUNCTIONS).read_text())}
     assert entries((library.parent / cubin.KERNELS).read_bytes()) == {90: asked}
     assert b"__global__" not in library.read_bytes()
-    other = measure._library(norm, gpu.__name__, str(target), gpu.candidates(norm, target)[1])
+    other = measure._library(norm, SCHEDULES, str(target), SCHEDULES.candidates(norm)[1])
     assert (other.parent / cubin.KERNELS).read_bytes() != (library.parent / cubin.KERNELS).read_bytes()
     stand_in = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
     given = []
@@ -215,7 +217,10 @@ def test_the_gpus_asked_for(small_model, tmp_path, capfd):
     assert main(["compile", str(small_model), "-o", str(path), "--target", "cuda", "--arch", "sm_89"]) == 0
     capfd.readouterr()
     assert set(entries((path / cubin.KERNELS).read_bytes())) == {89}
-    for arch, said in (("sm_1", "'sm_1' is no GPU that is known for target 'cuda'"), ("sm_80,x", "'x' is no GPU")):
+    for arch, said in (
+        ("sm_1", "'sm_1' is not a GPU that is known for target"),
+        ("sm_80,x", "'x' is not a GPU"),
+    ):
         with pytest.raises(UsageError, match=said):
             tvm.compile(small_model, "cuda", output=tmp_path / "d", arch=arch)
 

@@ -20,10 +20,10 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.artefact import linking
-from rmsnorm_deploy.tvm.schedules import cpu
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.resolve import cpu_of, resolve, this_cpu, triple_of
 from rmsnorm_deploy.tvm.tuning import measure
 
 TRIPLE = "aarch64-linux-gnu"
@@ -119,14 +119,14 @@ def test_its_kernels_are_right_under_an_emulator(folder, called, dtype, rows):
 def test_vectors_have_the_width_that_suits():
     """Eight values: a register of float16, two of float32. 64-bit ARM has 32 registers, so that nothing is spilled."""
     norm = Norm(NormParameters(Op.RMS_NORM, TensorProto.FLOAT16, epsilon=1e-6), "float16", 1024)
-    assert cpu.default(norm, targets.resolve("llvm", mtriple=TRIPLE)).lanes == 8
+    assert schedules_for(resolve("llvm", mtriple=TRIPLE)).default(norm).lanes == 8
 
 
 def test_the_cpu_is_one_of_that_architecture(model, tmp_path):
-    assert targets.cpu_of(targets.resolve("llvm", mtriple=TRIPLE)) == "generic"
-    assert targets.cpu_of(targets.resolve("llvm", mtriple="x86_64-linux-gnu")) == targets.this_cpu()
-    gpu = targets.resolve("cuda", None, "sm_87", TRIPLE)
-    assert (targets.cpu_of(gpu), targets.triple_of(gpu)) == ("generic", TRIPLE)
+    assert cpu_of(resolve("llvm", mtriple=TRIPLE)) == "generic"
+    assert cpu_of(resolve("llvm", mtriple="x86_64-linux-gnu")) == this_cpu()
+    gpu = resolve("cuda", None, "sm_87", TRIPLE)
+    assert (cpu_of(gpu), triple_of(gpu)) == ("generic", TRIPLE)
     for mcpu, hint in (("znver3", "'generic' is one"), ("cortex-a77x", "Perhaps cortex-a77")):
         with pytest.raises(UsageError, match=f"knows no CPU '{mcpu}' for {TRIPLE}") as raised:
             tvm.compile(model, mcpu=mcpu, mtriple=TRIPLE, output=tmp_path / "c")
@@ -138,7 +138,7 @@ def test_the_cpu_is_one_of_that_architecture(model, tmp_path):
 def test_triples_that_are_unknown_are_refused(model, tmp_path, capfd, triple):
     assert main(["compile", str(model), "-o", str(tmp_path / "c"), "--mtriple", triple]) == 2
     said = capfd.readouterr().err.splitlines()
-    assert said[0] == f"error: '{triple}' is no triple that models can be compiled for"
+    assert said[0] == f"error: '{triple}' is not a triple that models can be compiled for"
     assert TRIPLE in said[1]
 
 
@@ -155,10 +155,9 @@ def test_the_compiler_that_links(model, tmp_path, monkeypatch, capfd):
     for name in (COMPILER, "other"):
         (compilers / name).write_text("#!/bin/sh\nexit 1\n")
         (compilers / name).chmod(0o755)
-    assert linking.cross_compiler("aarch64-unknown-linux-gnu") == str(compilers / COMPILER)
+    assert linking.compiler("aarch64-unknown-linux-gnu") == [str(compilers / COMPILER)]
     monkeypatch.setenv("CXX", "other")
-    assert linking.cross_compiler(TRIPLE) == str(compilers / "other")
-    assert linking.cross_compiler("x86_64-linux-gnu") is None
+    assert linking.compiler(TRIPLE) == [str(compilers / "other")]
     assert main(command) == 4
     assert "other cannot link a library for aarch64-unknown-linux-gnu" in capfd.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["compilers"]
@@ -167,6 +166,7 @@ def test_the_compiler_that_links(model, tmp_path, monkeypatch, capfd):
 @needs_compiler
 def test_tuning_on_a_fleet_of_that_architecture_links_for_it():
     norm = Norm(NormParameters(Op.RMS_NORM, TensorProto.FLOAT, epsilon=1e-6), "float32", 24)
-    target = targets.resolve("llvm", "cortex-a72", mtriple=TRIPLE)
-    path = measure._library(norm, cpu.__name__, str(target), cpu.default(norm, target))
+    target = resolve("llvm", "cortex-a72", mtriple=TRIPLE)
+    schedules = schedules_for(target)
+    path = measure._library(norm, schedules, str(target), schedules.default(norm))
     assert MACHINES[struct.unpack_from("<H", path.read_bytes(), 18)[0]] == "aarch64"

@@ -12,10 +12,12 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 import tvm
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import import_onnx, targets
+from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.tvm import import_onnx
 from rmsnorm_deploy.tvm.passes import pipeline
-from rmsnorm_deploy.tvm.schedules import family
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 
@@ -40,7 +42,7 @@ def truth(x, length):
 
 @pytest.mark.parametrize("shape", [(5, 24), ("rows", 24), (2, 3, 24), ("batch", "seq", 24)])
 def test_a_chain_has_one_tensor_object_for_each_place_in_memory(shape):
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     module = pipeline.run(import_onnx(chain(9, shape)), target)
     assert module["main"].script(show_meta=False).count("vm.alloc_tensor") <= 3
     built = tvm.relax.build(module, target=target, relax_pipeline=None, exec_mode="compiled")
@@ -64,11 +66,11 @@ def test_a_chain_has_one_tensor_object_for_each_place_in_memory(shape):
 )
 @pytest.mark.parametrize("columns", [False, True])
 def test_scratch_is_on_the_stack(op, dtype, stash, size, columns):
-    norm = Norm(NormParameters(op, dtype, stash_type=stash, scale_type=stash), DTYPES[dtype], size, columns)
-    target = targets.resolve("llvm")
-    schedules = family(target)
+    norm = Norm(NormParameters(op, dtype, stash_type=stash, scale_type=stash), float_type(dtype).name, size, columns)
+    target = resolve("llvm")
+    schedules = schedules_for(target)
     # a sum that goes past the caches is held in scratch of any length
-    schedule = dataclasses.replace(schedules.default(norm, target), stream_from=0)
+    schedule = dataclasses.replace(schedules.default(norm), stream_from=0)
     module = tvm.IRModule({"norm": schedules.kernel(norm, schedule).with_attr("global_symbol", "norm")})
     text = tvm.compile(module, target=target).mod.inspect_source("ll")
     assert "TVMBackendParallelLaunch" in text
@@ -102,7 +104,7 @@ def test_tensors_of_any_rank_are_taken_as_they_are(op, shape, axis, scale_shape,
         [info(n, F32, dims) for n in op.outputs],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("rmsnorm_deploy", 1)]
-    target = targets.resolve("llvm")
+    target = resolve("llvm")
     module = pipeline.run(import_onnx(helper.make_model(graph, opset_imports=opsets, ir_version=9)), target)
     reshaped = re.findall(r'reshape"?[(,] ?(\w+)', module["main"].script(show_meta=False))
     assert not set(reshaped) - {"scale", "bias"}, reshaped
@@ -122,9 +124,9 @@ def test_tensors_of_any_rank_are_taken_as_they_are(op, shape, axis, scale_shape,
 @pytest.mark.parametrize(("rows", "ways"), [(5, 1), (5000, 2), (70000, 3), (None, 3)])
 def test_a_kernel_has_only_the_ways_that_the_model_can_take(rows, ways):
     norm = Norm(NormParameters(Op.RMS_NORM, F32, epsilon=1e-6, scale_type=F32), "float32", 64)
-    target = targets.resolve("llvm")
-    schedules = family(target)
-    schedule = schedules.trimmed(norm, schedules.default(norm, target), None if rows is None else rows * 64)
+    target = resolve("llvm")
+    schedules = schedules_for(target)
+    schedule = schedules.trimmed(norm, schedules.default(norm), None if rows is None else rows * 64)
     kernel = schedules.kernel(norm, schedule).with_attr("global_symbol", "norm")
     text = kernel.script()
     assert text.count('T.sblock("task")') == ways
@@ -140,6 +142,6 @@ def test_a_kernel_has_only_the_ways_that_the_model_can_take(rows, ways):
 
 @pytest.mark.parametrize(("shape", "parallel"), [((5, 24), False), ((9000, 24), True), (("rows", 24), True)])
 def test_the_sizes_of_a_model_decide_on_the_ways_of_its_kernels(shape, parallel):
-    module = pipeline.run(import_onnx(chain(2, shape)), targets.resolve("llvm"))
+    module = pipeline.run(import_onnx(chain(2, shape)), resolve("llvm"))
     kernels = [f.script() for v, f in module.functions_items() if "rms_norm" in v.name_hint]
     assert ["T.parallel" in text for text in kernels] == [parallel] * 2

@@ -27,13 +27,16 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import targets
 from rmsnorm_deploy.tvm.passes import pipeline
-from rmsnorm_deploy.tvm.schedules import cpu, gpu
+from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
+from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.machines import this_machine
+from rmsnorm_deploy.tvm.targets.registry import GPUS
+from rmsnorm_deploy.tvm.targets.resolve import resolve, this_cpu
+from rmsnorm_deploy.tvm.tuning import choosing, devices, measure, search
 from rmsnorm_deploy.tvm.tuning import log as tuned
-from rmsnorm_deploy.tvm.tuning import measure
 from rmsnorm_deploy.tvm.tuning.log import Entry, TuningLog, values_of
 from rmsnorm_deploy.tvm.tuning.measure import Job
 from tests.support.tvm import odd_schedules
@@ -48,9 +51,6 @@ from tests.support.tvm.odd_schedules import (
     WRONG,
     OddSchedule,
 )
-
-# the function of that name hides the module
-tune_module = sys.modules["rmsnorm_deploy.tvm.tuning.search"]
 
 SIZE = 24
 
@@ -77,8 +77,8 @@ def model(tmp_path):
 @pytest.fixture
 def odd(monkeypatch):
     """Tuning among odd schedules; the value sets which."""
-    for module in (tune_module, tuned, pipeline):
-        monkeypatch.setattr(module, "family", lambda target: odd_schedules)
+    for module in (choosing, tuned, pipeline):
+        monkeypatch.setattr(module, "schedules_for", lambda target: odd_schedules.OddSchedules())
 
     def choose(*schedules):
         monkeypatch.setattr(odd_schedules, "chosen", list(schedules))
@@ -101,6 +101,10 @@ def tvm_version():
 def norm_of(size=SIZE, epsilon=1e-6):
     epsilon = float(np.float32(epsilon))
     return Norm(NormParameters(Op.RMS_NORM, TensorProto.FLOAT, epsilon=epsilon), "float32", size)
+
+
+def default_of(norm):
+    return schedules_for(resolve("llvm")).default(norm)
 
 
 def candidates(path):
@@ -193,9 +197,10 @@ def test_a_norm_of_any_layout_is_checked(op, columns, outer_rank, inner_rank, fu
     biased = op is Op.GENERAL_RMS_NORM
     p = dataclasses.replace(p, partial_size=7, epsilon_outside=0.25) if biased else p
     norm = Norm(p, "float32", SIZE, columns, full, full and biased, outer_rank, inner_rank)
-    target = targets.resolve("llvm")
-    default = cpu.default(norm, target)
-    outcome = measure.measure(Job(norm, cpu.__name__, str(target), default, default, (1, 3), 1, 9.0), False)
+    target = resolve("llvm")
+    schedules = schedules_for(target)
+    default = schedules.default(norm)
+    outcome = measure.measure(Job(norm, schedules, str(target), default, default, (1, 3), 1, 9.0), False)
     assert outcome.unfit == ""
     assert set(outcome.microseconds) == {"1", "3"}
 
@@ -213,7 +218,7 @@ class Luck:
 
     def get(self):
         number, job = self.given
-        s = self.speedups[job.candidate.number][job.turns == tune_module.CONFIRMING_TURNS]
+        s = self.speedups[job.candidate.number][job.turns == choosing.CONFIRMING_TURNS]
         times = {"1": 1.0}
         return number, measure.Outcome("", "", times, times, s if isinstance(s, list) else [s] * job.turns)
 
@@ -233,12 +238,12 @@ def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, spee
     speedups = {0: (1.0, 1.0), **speedups}
     odd(*(OddSchedule(number=i) for i in sorted(speedups)))
     log = TuningLog("llvm", "", "", "", "local", 1, [1])
-    target = targets.resolve("llvm")
-    search = tune_module._Search(log, tmp_path / "log", target, [norm_of()], None, 1.0)
+    target = resolve("llvm")
+    search = choosing.Search(log, tmp_path / "log", target, [norm_of()], None, 1.0)
     search.run(Luck(speedups), None, None)
     (entry,) = log.entries
     assert (entry.state, entry.schedule["number"], entry.speedup) == ("complete", chosen, speedup)
-    assert sum(m.confirmed for m in entry.candidates) <= tune_module.MOST_CONFIRMED
+    assert sum(m.confirmed for m in entry.candidates) <= choosing.MOST_CONFIRMED
     assert len(entry.candidates) == len(speedups)
 
 
@@ -246,7 +251,7 @@ def test_a_candidate_has_to_win_twice_by_more_than_the_noise(odd, tmp_path, spee
 def test_no_row_count_pays_for_the_others(odd, tmp_path, slower, chosen, monkeypatch):
     odd(OddSchedule(), OddSchedule(number=1))
     log = TuningLog("llvm", "", "", "", "local", 1, [1, 512])
-    search = tune_module._Search(log, tmp_path / "log", targets.resolve("llvm"), [norm_of()], None, 1.0)
+    search = choosing.Search(log, tmp_path / "log", resolve("llvm"), [norm_of()], None, 1.0)
     runner = Luck({0: (1.0, 1.0), 1: (1.3, 1.3)})
 
     def get(own=runner.get):
@@ -263,13 +268,13 @@ def test_no_row_count_pays_for_the_others(odd, tmp_path, slower, chosen, monkeyp
 INTERRUPTED = """
 import sys
 from tests.support.tvm import odd_schedules
-from rmsnorm_deploy.tvm import pipeline, tuned
-import rmsnorm_deploy.tvm
+from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.tuning import choosing, log
 SLOW, HANGS = odd_schedules.SLOW, odd_schedules.HANGS
 kinds = [SLOW, SLOW, HANGS] if sys.argv[3] == "hangs" else [SLOW, SLOW, SLOW]
 odd_schedules.chosen = [odd_schedules.OddSchedule(kind, i) for i, kind in enumerate(kinds)]
-for module in (sys.modules["rmsnorm_deploy.tvm.tuning.search"], tuned, pipeline):
-    module.family = lambda target: odd_schedules
+for module in (choosing, log, pipeline):
+    module.schedules_for = lambda target: odd_schedules.OddSchedules()
 from rmsnorm_deploy.cli.app import main
 sys.exit(main(["tune", sys.argv[1], "--log", sys.argv[2], "--rows", "2"]))
 """
@@ -322,15 +327,15 @@ def test_an_interrupted_search_says_so_and_continues(model, tmp_path):
 def a_log(path, schedule, norm=None, cpu_name=None, machine=None, **changes):
     """A log that says ``schedule``."""
     norm = norm or norm_of()
-    default = values_of(cpu.default(norm, targets.resolve("llvm")))
-    log = TuningLog("llvm", machine or this_machine(), cpu_name or targets.this_cpu(), "0.27", "local", 1, [1])
+    default = values_of(default_of(norm))
+    log = TuningLog("llvm", machine or this_machine(), cpu_name or this_cpu(), "0.27", "local", 1, [1])
     log.entries.append(Entry(norm, default, "complete", schedule))
     path.write_text(json.dumps(log.to_dict() | changes))
     return path
 
 
 def other_schedule():
-    return dataclasses.replace(cpu.default(norm_of(), targets.resolve("llvm")), accumulators=3)
+    return dataclasses.replace(default_of(norm_of()), accumulators=3)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -354,7 +359,8 @@ def test_compile_uses_the_tuned_schedule(model, tmp_path):
     assert made.tuned is None
     made, text = lowered("tuned", tuned=a_log(tmp_path / "log", values_of(other_schedule())))
     assert (made.tuned, made.kernels) == (1, 1)
-    body = cpu.kernel(norm_of(), other_schedule()).script().partition("def ")[2].splitlines()[2:]
+    kernel = schedules_for(resolve("llvm")).kernel(norm_of(), other_schedule())
+    body = kernel.script().partition("def ")[2].splitlines()[2:]
     wanted = {line.strip() for line in body}
     assert wanted <= {line.strip() for line in text.splitlines()}
     assert not wanted <= {line.strip() for line in default.splitlines()}
@@ -382,7 +388,7 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
     log = a_log(tmp_path / "log", values_of(other_schedule()), cpu_name="generic")
     assert main(["compile", str(model), "-o", str(tmp_path / "c"), "--tuned", str(log)]) == 2
     said = capfd.readouterr().err
-    assert f"is for llvm {this_machine()} generic, and this is llvm {this_machine()} {targets.this_cpu()}" in said
+    assert f"is for llvm {this_machine()} generic, and this is llvm {this_machine()} {this_cpu()}" in said
     assert "'--target llvm --mcpu generic'" in said
     assert not (tmp_path / "c").exists()
     assert tvm.compile(model, mcpu="generic", output=tmp_path / "c", tuned=log).tuned == 1
@@ -401,10 +407,10 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no log of tuning"),
-        ("[1]", "no log of tuning"),
+        ("", "not a log of tuning"),
+        ("[1]", "not a log of tuning"),
         ('{"schema_version": 9}', "has format 9"),
-        ('{"schema_version": 2, "norms": [{}]}', "no log of tuning"),
+        ('{"schema_version": 2, "norms": [{}]}', "not a log of tuning"),
         (None, "cannot be read"),
     ],
 )
@@ -426,7 +432,7 @@ def test_schedules_of_another_release_are_refused(model, tmp_path, schedule):
 
 @pytest.mark.parametrize("schedule", [{"lanes": 7}, {"lanes": 0}, {"batch": -3}, {"accumulators": 0}])
 def test_a_schedule_that_would_give_other_results_is_refused(model, tmp_path, schedule):
-    log = a_log(tmp_path / "log", values_of(cpu.CpuSchedule()) | schedule)
+    log = a_log(tmp_path / "log", values_of(CpuSchedule()) | schedule)
     with pytest.raises(ModelError, match="no such schedule"):
         tvm.compile(model, output=tmp_path / "c", tuned=log)
 
@@ -435,7 +441,7 @@ def test_another_default_is_measured_anew(odd, tmp_path):
     odd(OddSchedule(number=2), OddSchedule(number=1))
     log = tuned.read(a_log(tmp_path / "log", values_of(OddSchedule(number=1))))
     log.entries[0].candidates.append(tuned.Measured(values_of(OddSchedule(number=1)), speedups=[2.0]))
-    search = tune_module._Search(log, tmp_path / "log", targets.resolve("llvm"), [norm_of()], None, 1.0)
+    search = choosing.Search(log, tmp_path / "log", resolve("llvm"), [norm_of()], None, 1.0)
     (entry,) = log.entries
     assert (entry.default, entry.schedule, entry.candidates) == (values_of(OddSchedule(number=2)), None, [])
     assert [task.schedule.number for task in search.todo] == [2, 1]
@@ -471,11 +477,11 @@ def test_the_command(model, odd, tmp_path, capfd):
         (["--rows", "a"], "--rows takes numbers"),
         (["--tracker", "x:1"], "one of them is missing"),
         (["--key", "x"], "one of them is missing"),
-        (["--tracker", "x", "--key", "k"], "is no HOST:PORT"),
+        (["--tracker", "x", "--key", "k"], "is not HOST:PORT"),
         (["--target", "toaster"], "no schedules for target"),
         (["--mtriple", "aarch64-linux-gnu" if this_machine() == "x86_64" else "x86_64-linux-gnu"], "cannot measure"),
         (["--arch", "sm_90"], "no GPU architectures"),
-        (["--target", "cuda", "--arch", "sm_1"], "'sm_1' is no GPU"),
+        (["--target", "cuda", "--arch", "sm_1"], "'sm_1' is not a GPU"),
         (["--target", "cuda", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "cannot be measured on a fleet"),
         (["--target", "rocm", "--mcpu", "generic", "--tracker", "x:1", "--key", "k"], "the devices' GPU is not"),
     ],
@@ -492,7 +498,7 @@ def test_calls_that_contradict_themselves(model, tmp_path, capfd, options, said)
 def test_without_a_gpu_there_is_one_sentence_and_nothing_is_measured(model, tmp_path, capfd, monkeypatch):
     if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
         pytest.skip("this machine has CUDA: the sentence is for those without")
-    monkeypatch.setattr(tune_module, "_Runner", None)
+    monkeypatch.setattr(search, "Runner", None)
     assert main(["tune", str(model), "--log", str(tmp_path / "log"), "--target", "cuda"]) == 4
     said = capfd.readouterr().err.splitlines()
     assert said[0] == "error: TVM has no runtime for target 'cuda' here"
@@ -505,9 +511,9 @@ def test_without_a_gpu_there_is_one_sentence_and_nothing_is_measured(model, tmp_
 def gpu_here(monkeypatch):
     """A GPU, as far as tuning asks about it, that is faster with every schedule but the default."""
     device = types.SimpleNamespace(compute_version="9.0", device_name="Stand-in")
-    monkeypatch.setattr(tune_module, "device_for", lambda target: device)
-    monkeypatch.setattr(tune_module.cubin, "find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr(tune_module, "_Runner", lambda *_: FastGpu())
+    monkeypatch.setattr(devices, "device_for", lambda target: device)
+    monkeypatch.setattr(devices.cubin, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(search, "Runner", lambda *_: FastGpu())
     return device
 
 
@@ -538,15 +544,15 @@ def test_the_log_is_about_one_gpu(model, tmp_path, gpu_here, capfd):
         0,
     )
     (entry,) = said.entries
-    target = targets.resolve("cuda", arch="sm_90")
-    assert entry.default == values_of(gpu.default(norm_of(), target))
+    target = resolve("cuda", arch="sm_90")
+    assert entry.default == values_of(GpuSchedules(GPUS["cuda"]).default(norm_of()))
     assert sorted(map(str, (m.schedule for m in entry.candidates))) == sorted(
-        str(values_of(s)) for s in gpu.candidates(norm_of(), target)
+        str(values_of(s)) for s in GpuSchedules(GPUS["cuda"]).candidates(norm_of())
     )
     assert (entry.schedule["ahead"], entry.speedup) == (1 - entry.default["ahead"], 1.5)
     assert values_of(tuned.TunedSchedules(log, target)(norm_of())) == entry.schedule
     with pytest.raises(UsageError, match="is for cuda sm_90, and this is cuda sm_80") as raised:
-        tuned.TunedSchedules(log, targets.resolve("cuda", arch="sm_80"))
+        tuned.TunedSchedules(log, resolve("cuda", arch="sm_80"))
     assert "'--target cuda --arch sm_90'" in raised.value.hint
     with pytest.raises(UsageError, match="is for cuda sm_90, and this is llvm"):
         tvm.compile(model, output=tmp_path / "c", tuned=log)
@@ -562,7 +568,7 @@ def test_the_log_is_about_one_gpu(model, tmp_path, gpu_here, capfd):
 
 
 def test_a_log_compiles_for_one_gpu(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune_module.cubin, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(devices.cubin, "find_nvcc", lambda: "nvcc")
     with pytest.raises(UsageError, match="about one GPU, and this is for sm_80, sm_90"):
         tvm.compile(model, "cuda", output=tmp_path / "c", tuned=tmp_path / "log")
 
@@ -609,7 +615,7 @@ def test_a_device_that_dies_loses_nothing(model, odd, tmp_path, fleet, capfd):
 
 
 def refused(model, tmp_path, capfd, address, key):
-    command = ["tune", str(model), "--log", str(tmp_path / "new"), "--mcpu", targets.this_cpu()]
+    command = ["tune", str(model), "--log", str(tmp_path / "new"), "--mcpu", this_cpu()]
     assert main([*command, "--tracker", address, "--key", key]) == 4
     assert not (tmp_path / "new").exists()
     return capfd.readouterr().err.splitlines()
@@ -649,7 +655,7 @@ def test_the_last_device_is_waited_for_and_one_that_hangs_is_freed(model, odd, t
         fleet.kill(fleet.processes[-1])
         return 1
 
-    monkeypatch.setattr(tune_module, "_count", pull)  # it dies when it has been counted
+    monkeypatch.setattr(devices, "count", pull)  # it dies when it has been counted
     with pytest.raises(MissingEnvironment) as raised:
         tvm.tune(model, log=log, patience=1, **options)
     assert "had no device with the key 'one' for" in raised.value.message

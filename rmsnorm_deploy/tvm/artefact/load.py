@@ -14,11 +14,12 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError
-from rmsnorm_deploy.model.external import StrPath
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError, last_line
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.artefact import cubin, weights
 from rmsnorm_deploy.tvm.targets.device import device_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
+from rmsnorm_deploy.tvm.targets.registry import GPUS
 
 LIBRARY = "model.so"
 WEIGHTS = "model.params"
@@ -118,7 +119,9 @@ def load(path: StrPath) -> CompiledModel:
             if needed:
                 raise KeyError(*needed)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder} is no compiled model: {DESCRIPTION} cannot be read", "Compile it again.") from error
+        raise ModelError(
+            f"{folder} is not a compiled model: {DESCRIPTION} cannot be read", "Compile it again."
+        ) from error
     if version != SCHEMA_VERSION:
         raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
     made_for = machine_of(description["mtriple"])
@@ -133,7 +136,8 @@ def load(path: StrPath) -> CompiledModel:
         )
     device = device_for(description["target"])
     library = _library(folder, size)
-    if description["target"] == "cuda":
+    gpu = GPUS.get(description["target"])
+    if gpu is not None and gpu.kernels_beside:
         cubin.attach(library.imports[0], folder)
     machine = tvm.relax.VirtualMachine(library, device)
     values = weights.load(folder / WEIGHTS, description["weights"], device)
@@ -153,8 +157,9 @@ def _library(folder: Path, size: int) -> Any:
     try:
         return _opened(path.resolve())
     except RuntimeError as error:
-        said = (str(error).strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"{path} cannot be loaded: {said}", "Compile it again, for this machine.") from error
+        raise ModelError(
+            f"{path} cannot be loaded: {last_line(error)}", "Compile it again, for this machine."
+        ) from error
 
 
 def _opened(path: Path) -> Any:

@@ -13,9 +13,9 @@ from onnx import helper
 from tvm import relax, te, tirx
 
 from rmsnorm_deploy.tvm.importer.dtypes import as_dtype, dtype_of, wide
-from rmsnorm_deploy.tvm.importer.shaping import Operator, shape_expr
+from rmsnorm_deploy.tvm.importer.operator import Operator, shape_expr
 from rmsnorm_deploy.tvm.sizes import broadcasting
-from rmsnorm_deploy.tvm.sizes.dimensions import expression, is_static, shape_of
+from rmsnorm_deploy.tvm.sizes.dimensions import expression, is_static
 from rmsnorm_deploy.tvm.sizes.kernel import emit_kernel
 
 
@@ -30,7 +30,7 @@ def attention(o: Operator) -> Any:
     flat = len(o.known_shape(0)) == 3
     q = _heads(o, 0, "q_num_heads")
     k, v = (_with_past(o, _heads(o, i, "kv_num_heads"), i + 3) for i in (1, 2))
-    (batch, heads, queries, size), (_, groups, keys, _), (_, _, _, value_size) = (_sizes(o, t) for t in (q, k, v))
+    (batch, heads, queries, size), (_, groups, keys, _), (_, _, _, value_size) = (o.sizes_of(t) for t in (q, k, v))
     if not is_static([heads, groups, size, value_size]) or heads % groups:
         raise ValueError("the number of heads or their size is not known, or does not fit")
     scale = float(o.attr.get("scale", 1 / math.sqrt(size)))
@@ -41,7 +41,7 @@ def attention(o: Operator) -> Any:
     # heads that share keys are rows of one product: no copies of the keys
     rows = o.dims.product([heads // groups, queries])
     q32 = emit(op.reshape(q32, shape_expr([batch, groups, rows, size])))
-    k32 = _same(o, k32, [batch, groups, keys, size])
+    k32 = o.with_sizes(k32, [batch, groups, keys, size])
     scores = emit(op.matmul(q32, emit(op.permute_dims(k32, [0, 1, 3, 2]))))
     scores = emit(op.reshape(scores, shape_expr([batch, heads, queries, keys])))
     exposed = {0: scores}
@@ -67,21 +67,13 @@ def attention(o: Operator) -> Any:
         probabilities = emit(op.where(emit(op.equal(some, one)), probabilities, zero))
     exposed[3] = probabilities
     grouped = emit(op.reshape(probabilities, shape_expr([batch, groups, rows, keys])))
-    v32 = _same(o, as_dtype(o.bb, v, inner), [batch, groups, keys, value_size])
+    v32 = o.with_sizes(as_dtype(o.bb, v, inner), [batch, groups, keys, value_size])
     y = emit(op.reshape(emit(op.matmul(grouped, v32)), shape_expr([batch, heads, queries, value_size])))
     if flat:
         y = emit(op.permute_dims(y, [0, 2, 1, 3]))
         y = emit(op.reshape(y, shape_expr([batch, queries, heads * value_size])))
     mode = o.attr.get("qk_matmul_output_mode", 0)
     return relax.Tuple([as_dtype(o.bb, y, dtype), k, v, as_dtype(o.bb, exposed[mode], dtype)])
-
-
-def _sizes(o: Operator, value: Any) -> list[Any]:
-    sizes = shape_of(value)
-    if sizes is None:
-        raise ValueError(f"the shape of {value.ty} is not known")
-    o.dims.bind(sizes)
-    return sizes
 
 
 def _heads(o: Operator, i: int, number: str) -> Any:
@@ -97,16 +89,9 @@ def _heads(o: Operator, i: int, number: str) -> Any:
 def _with_past(o: Operator, value: Any, past: int) -> Any:
     if o.input(past) is None:
         return value
-    own, before = _sizes(o, value), o.known_shape(past)
-    fitting = _same(o, o.input(past), [own[0], own[1], before[2], own[3]])
+    own, before = o.sizes_of(value), o.known_shape(past)
+    fitting = o.with_sizes(o.input(past), [own[0], own[1], before[2], own[3]])
     return o.emit(relax.op.concat([fitting, value], 2))
-
-
-def _same(o: Operator, value: Any, wanted: list[Any]) -> Any:
-    """``value`` with the sizes that it has to have; the model checks what cannot be proven."""
-    if all(o.dims.equal(a, b) for a, b in zip(_sizes(o, value), wanted, strict=True)):
-        return value
-    return o.bb.match_cast(value, relax.TensorType([expression(d) for d in wanted], dtype_of(value)))
 
 
 def _bias(o: Operator, dtype: str, shape: list[Any]) -> Any:
@@ -133,7 +118,7 @@ def _bias(o: Operator, dtype: str, shape: list[Any]) -> Any:
 
 
 def _window(o: Operator, dtype: str, shape: list[Any]) -> Any:
-    """Minus infinity for keys behind a query, outside of its window, or behind the end; None where there are none."""
+    """Minus infinity for keys behind a query, outside of its window, or behind the end; None where no key is hidden."""
     causal = bool(o.attr.get("is_causal", 0))
     left, right = (int(o.attr.get(f"{side}_window_size", -1)) for side in ("left", "right"))
     lengths, past = o.input(6), o.input(4)

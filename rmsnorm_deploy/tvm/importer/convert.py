@@ -1,4 +1,4 @@
-"""From ONNX to Relax: every norm becomes one call, in its own type, that a schedule replaces later."""
+"""From ONNX to Relax, with TVM's importer: what it cannot convert, or not as well, is converted here."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
-import tvm
-import tvm_ffi
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
-from rmsnorm_deploy.errors import ModelError, RmsNormDeployError
-from rmsnorm_deploy.model.external import StrPath
-from rmsnorm_deploy.op import ALL_FEATURES, DOMAIN, NormParameters, Op
-from rmsnorm_deploy.tvm.importer import gathering, matrices, shaping, table
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, last_line
+from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.graphs import graphs_of, opset_of
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op.versions import version_of
+from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
-from rmsnorm_deploy.tvm.importer.expand import AI_ONNX
+from rmsnorm_deploy.tvm.importer.operator import Operator
 from rmsnorm_deploy.tvm.importer.prepare import PREFIX, prepared
 from rmsnorm_deploy.tvm.importer.rotary import contrib_rotary_embedding, rotary_embedding
-from rmsnorm_deploy.tvm.importer.shaping import Operator
 from rmsnorm_deploy.tvm.importer.sixteen_bits import calculated_wide
-from rmsnorm_deploy.tvm.schedules.norm import DATA_TYPES, MARKER, to_text
 from rmsnorm_deploy.tvm.sizes.dimensions import Dimensions
+from rmsnorm_deploy.tvm.sizes.folding import folded
 from rmsnorm_deploy.tvm.sizes.input_shapes import input_shapes
-from rmsnorm_deploy.tvm.sizes.shape_values import ShapeValue, folded
+from rmsnorm_deploy.tvm.sizes.shape_values import ShapeValue
 
 POSITIVE = "rmsnorm_deploy.positive"
 """A module's attribute: names of the inputs' dimensions that must not be 0."""
@@ -56,11 +55,11 @@ def import_prepared(proto: ModelProto) -> Any:
 
     The module's attribute ``POSITIVE`` names the inputs' dimensions that must not be 0.
     """
-    opset = next(o.version for o in proto.opset_import if o.domain in AI_ONNX)
+    opset, version = opset_of(proto), version_of({o.domain: o.version for o in proto.opset_import})
     dims, told = Dimensions(), input_shapes(proto)
     for shape in told.shapes.values():
         dims.bind(shape)
-    converters = {PREFIX + name: _without_custom(function) for name, function in _CONVERTERS.items()}
+    converters = {PREFIX + name: _without_custom(function) for name, function in norms.converters(version).items()}
     converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
     converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
     with (
@@ -72,12 +71,11 @@ def import_prepared(proto: ModelProto) -> Any:
         except RmsNormDeployError:
             raise
         except Exception as error:  # TVM's converters raise whatever comes
-            text = (str(error).strip().splitlines() or ["no message"])[-1]
             # "Error converting operator NAME, with inputs: ..." is the only trace of the operator
             found = re.search(r"Error converting operator (\w+)", printed.getvalue())
             where = f" (at a node of type {found[1].removeprefix(PREFIX)})" if found else ""
             raise ModelError(
-                f"TVM cannot import the model{where}: {type(error).__name__}: {text}",
+                f"TVM cannot import the model{where}: {type(error).__name__}: {last_line(error)}",
                 "Fixed shapes often help: export the model without dynamic dimensions.",
             ) from error
     return module.with_attr(POSITIVE, sorted(told.labels[name] for name in dims.positive if name in told.labels))
@@ -133,137 +131,26 @@ class _Inputs(list[Any]):
 @contextlib.contextmanager
 def _tensors(proto: ModelProto) -> Iterator[None]:
     """For a while, a node where TVM needs a tensor: behind outputs and before conditions, for the same name."""
-    for graph in _graphs(proto.graph):
+    for graph in graphs_of(proto.graph):
         for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == "If"]):
             graph.node.insert(i, _tensor(graph.node[i].input[0]))
         graph.node.extend(_tensor(name) for name in dict.fromkeys(o.name for o in graph.output))
     try:
         yield
     finally:
-        for graph in _graphs(proto.graph):
+        for graph in graphs_of(proto.graph):
             for i in reversed([i for i, node in enumerate(graph.node) if node.op_type == PREFIX + "Tensor"]):
                 del graph.node[i]
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
 
 
 def _tensor(name: str) -> NodeProto:
     return helper.make_node(PREFIX + "Tensor", [name], [name], domain=DOMAIN)
 
 
-def emit_norm(bb: Any, parameters: NormParameters, inputs: list[Any]) -> Any:
-    """The call that stands for a norm; its type is X's, twice for AddRMSNorm."""
-    ty = inputs[0].ty
-    out = relax.TupleType([ty, ty]) if parameters.op is Op.ADD_RMS_NORM else ty
-    call = relax.op.call_pure_packed(MARKER, *inputs, tvm.ir.StringImm(to_text(parameters)), ty_args=out)
-    result = bb.emit(call)
-    if parameters.op is Op.ADD_RMS_NORM:
-        return relax.Tuple([bb.emit(relax.TupleGetItem(result, i)) for i in range(2)])
-    return result
-
-
-def _dtype(value: Any) -> str:
-    return str(value.ty.dtype.dtype)
-
-
-def _known_float(name: str, *values: Any) -> None:
-    for value in values:
-        if _dtype(value) not in DATA_TYPES or value.ty.ndim < 0:
-            raise ModelError(
-                f"{name} needs inputs of known rank and float type, not {value.ty}", "Export the model with shapes."
-            )
-
-
-def _ours(op: Op) -> Any:
-    def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
-        given = [inputs[i] for i in range(len(op.inputs))]
-        _known_float(op.value, *given)
-        sizes = attr.pop("partial_size", (ALL_FEATURES,))
-        parameters = NormParameters(
-            op=op,
-            axes=tuple(attr.pop("axes")),
-            partial_size=None if sizes[0] == ALL_FEATURES else sizes[0],
-            **attr,
-        )
-        if DATA_TYPES[_dtype(given[0])] != parameters.output_type:
-            raise ModelError(
-                f"{op.value} has X of type {_dtype(given[0])} and output_type {parameters.output_type}",
-                "Fuse the original model again.",
-            )
-        return emit_norm(bb, parameters, given)
-
-    return convert
-
-
-def _plain(name: str) -> Any:
-    """RMSNormalization rounds to X's type before the scale, SimplifiedLayerNormalization does not."""
-
-    def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
-        x, scale = inputs[0], inputs[1]
-        _known_float(name, x, scale)
-        rank, axis = x.ty.ndim, int(attr.get("axis", -1))
-        first = axis % rank
-        return _norm_of_mixed(
-            bb, x, scale, tuple(range(first - rank, 0)), float(attr.get("epsilon", 1e-5)), name == "RMSNormalization"
-        )
-
-    return convert
-
-
-def _norm_of_mixed(bb: Any, x: Any, scale: Any, axes: tuple[int, ...], epsilon: float, twice: bool) -> Any:
-    """A norm whose result has scale's type, as in ai.onnx; computed in the wider type where the two differ."""
-    x_dtype, scale_dtype = _dtype(x), _dtype(scale)
-    if x_dtype != scale_dtype:
-        wide = "float64" if "float64" in (x_dtype, scale_dtype) else "float32"
-        x, twice = bb.emit(relax.op.astype(x, wide)), False
-    dtype = _dtype(x)
-    stash = TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
-    parameters = NormParameters(
-        op=Op.RMS_NORM,
-        output_type=DATA_TYPES[dtype],
-        axes=axes,
-        epsilon=epsilon,
-        stash_type=stash,
-        scale_type=DATA_TYPES[dtype] if twice else stash,
-    )
-    if _dtype(scale) != dtype and _dtype(scale) != "float32":
-        scale = bb.emit(relax.op.astype(scale, dtype))
-    y = emit_norm(bb, parameters, [x, scale])
-    return y if dtype == scale_dtype else bb.emit(relax.op.astype(y, scale_dtype))
-
-
-def _skip(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
-    """Outputs Y, two statistics that nobody may read, and the sum. Nothing is added in 16 bits."""
-    x, skip, scale, bias = (inputs[i] for i in range(4))
-    _known_float("SkipSimplifiedLayerNormalization", x, skip, scale)
-    epsilon, dtype = float(attr.get("epsilon", 1e-12)), _dtype(x)
-    nothing = relax.const(0.0, "float32")
-    stash = TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
-    parameters = NormParameters(Op.ADD_RMS_NORM, DATA_TYPES[dtype], (-1,), epsilon, stash, stash)
-    if bias is None and _same_shape(x, skip):
-        y, total = emit_norm(bb, parameters, [x, skip, scale])
-        return relax.Tuple([y, nothing, nothing, total])
-    wide = "float64" if dtype == "float64" else "float32"
-    total = relax.op.add(relax.op.astype(x, wide), relax.op.astype(skip, wide))
-    if bias is not None:
-        total = relax.op.add(total, relax.op.astype(bias, wide))
-    total = bb.emit(relax.op.astype(total, dtype))
-    plain = NormParameters(Op.RMS_NORM, DATA_TYPES[dtype], (-1,), epsilon, stash, stash)
-    return relax.Tuple([emit_norm(bb, plain, [total, scale]), nothing, nothing, total])
-
-
-def _same_shape(a: Any, b: Any) -> bool:
-    return a.ty.shape is not None and b.ty.shape is not None and tvm_ffi.structural_equal(a.ty.shape, b.ty.shape)
-
-
 _SPECIAL = {
     **shaping.CONVERTERS,
+    **slicing.CONVERTERS,
+    **fitting.CONVERTERS,
     **gathering.CONVERTERS,
     **matrices.CONVERTERS,
     PREFIX + "Attention": attention,
@@ -271,9 +158,3 @@ _SPECIAL = {
     PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,
 }
 """Converters that come before TVM's; one that returns None leaves it to TVM's."""
-
-_CONVERTERS = {
-    **{op.value: _ours(op) for op in Op},
-    **{name: _plain(name) for name in ("RMSNormalization", "SimplifiedLayerNormalization")},
-    "SkipSimplifiedLayerNormalization": _skip,
-}

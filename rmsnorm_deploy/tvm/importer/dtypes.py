@@ -6,7 +6,9 @@ from typing import Any
 
 from tvm import relax
 
-SIXTEEN = ("float16", "bfloat16")
+from rmsnorm_deploy.op.dtypes import SIXTEEN_BIT, float_type
+
+SIXTEEN = tuple(float_type(number).name for number in SIXTEEN_BIT)
 
 
 def dtype_of(value: Any) -> str:

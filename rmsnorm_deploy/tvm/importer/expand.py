@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import onnx
 import onnx.inliner
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, defs
+from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, defs
 
-AI_ONNX = ("", "ai.onnx")
+from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of, opset_of
+from rmsnorm_deploy.model.skeleton import without_weights
+
 _DOMAIN = "rmsnorm_deploy.expanded"
-
-
-def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
-    """Every node of ``graph`` and of the graphs in it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-            for inner in graphs:
-                yield from nodes_of(inner)
 
 
 def expanded(proto: ModelProto, convertible: Callable[[NodeProto], bool]) -> ModelProto:
     """``proto`` with every standard operator written out that is not ``convertible`` but is defined by a function."""
-    opset = next((o.version for o in proto.opset_import if o.domain in AI_ONNX), 1)
+    opset = opset_of(proto)
     for _ in range(4):  # a definition may use operators that have one themselves
         wanted = [n for n in nodes_of(proto.graph) if n.domain in AI_ONNX and not convertible(n)]
         types = _types(proto) if wanted else {}
@@ -50,24 +42,13 @@ def expanded(proto: ModelProto, convertible: Callable[[NodeProto], bool]) -> Mod
 
 def _types(proto: ModelProto) -> dict[str, TypeProto]:
     """Types of the values, as far as they can be inferred; weights are not copied for that."""
-    bare = ModelProto()
-    bare.ir_version = proto.ir_version
-    bare.opset_import.extend(proto.opset_import)
-    bare.graph.name = proto.graph.name
-    bare.graph.node.extend(proto.graph.node)
-    bare.graph.output.extend(proto.graph.output)
-    bare.graph.input.extend(proto.graph.input)
-    known = {v.name for v in proto.graph.input}
-    bare.graph.input.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
-        for t in proto.graph.initializer
-        if t.name not in known
-    )
+    bare = without_weights(proto)
     try:
         graph = onnx.shape_inference.infer_shapes(bare).graph
     except onnx.shape_inference.InferenceError:
         graph = bare.graph
-    return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+    weights = {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+    return weights | {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
 
 def _definition(node: NodeProto, opset: int, types: dict[str, TypeProto]) -> FunctionProto | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from rmsnorm_deploy.tvm.importer.shaping import Operator
+from rmsnorm_deploy.tvm.importer.operator import Operator
 from rmsnorm_deploy.tvm.sizes.dimensions import expression, is_static
 from rmsnorm_deploy.tvm.sizes.kernel import emit_kernel
 from rmsnorm_deploy.tvm.sizes.shape_values import known

@@ -12,9 +12,9 @@ import numpy as np
 from tvm import relax
 
 from rmsnorm_deploy.tvm.importer.dtypes import SIXTEEN, as_dtype, dtype_of, wide
-from rmsnorm_deploy.tvm.importer.shaping import Operator
+from rmsnorm_deploy.tvm.importer.operator import Operator
 from rmsnorm_deploy.tvm.sizes import broadcasting
-from rmsnorm_deploy.tvm.sizes.dimensions import expression, is_static, shape_of
+from rmsnorm_deploy.tvm.sizes.dimensions import is_static, shape_of
 
 
 def _matmul(o: Operator) -> Any:
@@ -32,7 +32,7 @@ def _fitting(o: Operator, a: Any, b: Any) -> tuple[Any, Any]:
     row = -2 if len(right) > 1 else -1
     if not o.dims.equal(inner, right[row]):
         right[row] = inner
-        b = o.bb.match_cast(b, relax.TensorType([expression(d) for d in right], dtype_of(b)))
+        b = o.with_sizes(b, right)
     if len(left) > 2 and len(right) > 2:
         outer = [left[:-2], right[:-2]]
         if not broadcasting.agree(o.dims, outer):

@@ -11,10 +11,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
-from rmsnorm_deploy.model.external import StrPath, external_tensors
+from rmsnorm_deploy.model.external import external_tensors, weights_folder
+from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
 from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op.versions import newest
 from rmsnorm_deploy.tvm.importer import table
-from rmsnorm_deploy.tvm.importer.expand import AI_ONNX, expanded, nodes_of
+from rmsnorm_deploy.tvm.importer.expand import expanded
 
 CONTRIB = "com.microsoft"
 PREFIX = "RmsNormDeploy_"
@@ -41,6 +44,13 @@ _CONTRIB_OF_TVM = frozenset(
     ("BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization")
 )
 """Operators of onnxruntime's own that TVM converts."""
+
+
+_READABLE: dict[str, tuple[int, ...]] = {
+    **{op.value: tuple(range(len(op.outputs))) for op in Op},
+    "SkipSimplifiedLayerNormalization": (0, 3),
+}
+"""Places of the outputs of a norm that are not a statistic."""
 
 
 def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
@@ -79,7 +89,7 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
         )
     _write_out_scalars(proto.graph)
     if DOMAIN not in {o.domain for o in proto.opset_import}:
-        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        proto.opset_import.append(helper.make_opsetid(DOMAIN, newest()))
     return proto
 
 
@@ -101,10 +111,7 @@ def _folder(model: StrPath | ModelProto | ir.Model) -> Path | None:
     if isinstance(model, ModelProto):
         return None
     if isinstance(model, ir.Model):
-        for value in model.graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                return Path(value.const_value.base_dir or ".")
-        return None
+        return weights_folder(model)
     return Path(model).parent
 
 
@@ -124,7 +131,7 @@ def _convertible(node: NodeProto) -> bool:
 
 
 def _unreadable_outputs(node: NodeProto) -> str:
-    allowed = {"SkipSimplifiedLayerNormalization": (0, 3), "AddRMSNorm": (0, 1)}.get(node.op_type, (0,))
+    allowed = _READABLE.get(node.op_type, (0,))
     wrong = [o for i, o in enumerate(node.output) if o and i not in allowed]
     return f"its output '{wrong[0]}', a statistic, cannot be had" if wrong else ""
 

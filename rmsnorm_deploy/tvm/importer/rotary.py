@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te
 
 from rmsnorm_deploy.tvm.importer.dtypes import as_dtype, dtype_of, wide
-from rmsnorm_deploy.tvm.importer.shaping import Operator, shape_expr
+from rmsnorm_deploy.tvm.importer.operator import Operator, shape_expr
 from rmsnorm_deploy.tvm.sizes.dimensions import shape_of
 from rmsnorm_deploy.tvm.sizes.kernel import emit_kernel
 

@@ -60,7 +60,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         shape = _shape(x)
         if any(_is(dim, 0) for dim in shape):  # where TVM's reshape takes a 0 for "as it was"
             empty = relax.op.zeros(relax.ShapeExpr(shape), x.ty.dtype.dtype)
-            return relax.Tuple([emit(empty) for _ in range(2)]) if len(parameters.op.outputs) > 1 else empty
+            results = [emit(empty) for _ in parameters.op.outputs]
+            return relax.Tuple(results) if len(results) > 1 else results[0]
         first = min(a % len(shape) for a in parameters.axes)
         last = first + len(parameters.axes)
         outer, middle, inner = (_product(part) for part in (shape[:first], shape[first:last], shape[last:]))
@@ -71,7 +72,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         flat = shape if as_it_is else [outer, middle, inner] if columns else [outer, middle]
 
         def reshaped(value: Any, dims: list[Any]) -> Any:
-            """A reshape is no copy, but it is a call: none where nothing changes."""
+            """A reshape is not a copy, but it is a call: only where something changes."""
             return value if _equal(_shape(value), dims) else emit(relax.op.reshape(value, relax.ShapeExpr(dims)))
 
         def parameter(value: Any) -> tuple[Any, bool]:
@@ -104,10 +105,10 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             self.made[norm] = self.builder_.add_func(kernel, name)
         arguments += [value for value, _ in parameterised]
         out = [relax.TensorType(flat, norm.dtype)] * len(parameters.op.outputs)
-        result = emit(relax.op.call_tir(self.made[norm], relax.Tuple(arguments), out if norm.adds else out[0]))
-        if not norm.adds:
+        result = emit(relax.op.call_tir(self.made[norm], relax.Tuple(arguments), out if len(out) > 1 else out[0]))
+        if len(out) == 1:
             return reshaped(result, shape)
-        return relax.Tuple([reshaped(emit(relax.TupleGetItem(result, i)), shape) for i in range(2)])
+        return relax.Tuple([reshaped(emit(relax.TupleGetItem(result, i)), shape) for i in range(len(out))])
 
 
 def _is_norm(call: Any) -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rmsnorm_deploy.errors import RmsNormDeployError, UsageError
+from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
-from rmsnorm_deploy.tvm.schedules import family
 from rmsnorm_deploy.tvm.schedules.norm import Norm
-from rmsnorm_deploy.tvm.targets import is_gpu
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.registry import GPUS
 
 Tuned = Callable[[Norm], Any]
 """A norm's tuned schedule, or None."""
@@ -24,24 +24,24 @@ Pass = tuple[str, Callable[[Any], Any]]
 
 def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]:
     """The pass that makes kernels of norms, with the schedule that was tuned or else the default for ``target``."""
-    schedules = family(target)
+    schedules = schedules_for(target)
 
     def lower(module: Any) -> Any:
-        refused: list[RmsNormDeployError] = []
+        refused: list[ModelError] = []
 
         def make(norm: Norm, most_values: int | None) -> Any:
+            refusal = schedules.refusal(norm)
+            if refusal is not None:
+                refused.append(ModelError(refusal.reason, refusal.hint))
+                raise refused[0]
             schedule = None if tuned is None else tuned(norm)
-            try:
-                schedule = schedules.default(norm, target) if schedule is None else schedule
-                return schedules.kernel(norm, schedules.trimmed(norm, schedule, most_values))
-            except RmsNormDeployError as error:
-                refused.append(error)
-                raise
+            schedule = schedules.default(norm) if schedule is None else schedule
+            return schedules.kernel(norm, schedules.trimmed(norm, schedule, most_values))
 
         try:
             return lowered(module, make)
         except Exception:
-            if refused:  # on its way through TVM it became another
+            if refused:  # TVM has made another error of it
                 raise refused[0] from None
             raise
 
@@ -51,6 +51,7 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
 def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
     """Every pass for ``target``, in the order in which they run."""
     t = relax.transform
+    gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
@@ -62,7 +63,7 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
         ("fuse_kernels", t.FuseTIR()),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
         ("drop_unused_functions", t.DeadCodeElimination(["main"])),
-        *([("schedule_rest", schedule_rest())] if is_gpu(target) else []),
+        *([] if gpu is None else [("schedule_rest", schedule_rest(gpu))]),
         ("to_non_dataflow", t.ToNonDataflow()),
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
@@ -83,7 +84,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
 
     Args:
         module: from :func:`rmsnorm_deploy.tvm.importer.convert.import_onnx`.
-        target: from :func:`rmsnorm_deploy.tvm.targets.resolve`.
+        target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
         tuned: a norm's tuned schedule, or None for the default.
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
+from tvm.s_tir import dlight
 
-_PLAIN = {"cuda": {"kind": "cuda", "arch": "sm_60"}, "metal": {"kind": "opencl"}}
-"""For which target a matrix product is scheduled instead, so that no matrix unit is used."""
+from rmsnorm_deploy.tvm.targets.gpu import Gpu
 
 
-class _PlainMatmul(gpu.Matmul):  # type: ignore[misc]
+class _PlainMatmul(dlight.gpu.Matmul):  # type: ignore[misc]
     """Matrix products without tensor cores or simdgroup matrices: TVM 0.27 ends the process when it schedules those."""
 
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self.plain = tvm.target.Target(dict(gpu.products_as)) if gpu.products_as else None
+
     def apply(self, function: Any, target: Any, tunable: bool) -> Any:
-        plain = _PLAIN.get(str(target.kind.name))
-        return super().apply(function, target if plain is None else tvm.target.Target(plain), tunable)
+        return super().apply(function, target if self.plain is None else self.plain, tunable)
 
 
-def schedule_rest() -> Any:
+def schedule_rest(gpu: Gpu) -> Any:
     """The pass that schedules each kernel that is not scheduled yet; norms are."""
-    rules = [_PlainMatmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
-    return ApplyDefaultSchedule(*rules)
+    rules = [_PlainMatmul(gpu), dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.GeneralReduction()]
+    return dlight.ApplyDefaultSchedule(*rules, dlight.gpu.Fallback())

@@ -6,23 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-from onnx import TensorProto
-
 from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op.dtypes import float_type
 
 MARKER = "rmsnorm_deploy.norm"
 """Name of the call that stands for a norm in an imported module, until a schedule takes its place."""
-
-DTYPES = {
-    int(TensorProto.FLOAT): "float32",
-    int(TensorProto.FLOAT16): "float16",
-    int(TensorProto.BFLOAT16): "bfloat16",
-    int(TensorProto.DOUBLE): "float64",
-}
-"""TVM's name of each type that a norm can have."""
-DATA_TYPES = {name: number for number, name in DTYPES.items()}
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes of a value of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,40 +40,40 @@ class Norm:
     @property
     def dtype(self) -> str:
         """Type of X, the residual and the results."""
-        return DTYPES[self.parameters.output_type]
+        return float_type(self.parameters.output_type).name
 
     @property
     def stash(self) -> str:
         """Type of the arithmetic."""
-        return DTYPES[self.parameters.stash_type]
+        return float_type(self.parameters.stash_type).name
 
     @property
     def rounding(self) -> str:
         """Type to which the normalised value is rounded before the scale."""
-        return DTYPES[self.parameters.scale_type]
+        return float_type(self.parameters.rounding).name
 
     @property
     def adds(self) -> bool:
         """Whether a residual comes in and the sum goes out."""
-        return self.parameters.op is Op.ADD_RMS_NORM
+        return "residual" in self.parameters.op.inputs
 
     @property
     def bytes_moved(self) -> int:
         """Bytes of all large tensors together, for each value of X."""
-        return ITEMSIZE[self.dtype] * (4 if self.adds else 2)
+        return float_type(self.dtype).itemsize * (4 if self.adds else 2)
 
     @property
     def biased(self) -> bool:
         """Whether a bias is added."""
-        return self.parameters.op is Op.GENERAL_RMS_NORM
+        return "bias" in self.parameters.op.inputs
 
     @property
     def name(self) -> str:
-        """A name for the kernel; equal norms have equal names, others may share one."""
+        """A name for the kernel. Equal norms have equal names; different norms can have the same name."""
         layout = "columns" if self.columns else "rows"
         size = "any" if self.size is None else str(self.size)
-        op = {Op.RMS_NORM: "rms_norm", Op.ADD_RMS_NORM: "add_rms_norm", Op.GENERAL_RMS_NORM: "general_rms_norm"}
-        return f"{op[self.parameters.op]}_{layout}_{size}_{self.dtype}"
+        op = self.parameters.op.value.replace("RMSNorm", "_rms_norm").lstrip("_").lower()
+        return f"{op}_{layout}_{size}_{self.dtype}"
 
 
 def to_text(parameters: NormParameters) -> str:

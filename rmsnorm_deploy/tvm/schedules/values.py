@@ -67,8 +67,12 @@ class Values(Arguments):
         """
         raise NotImplementedError
 
+    def combined(self, x: str, residual: str) -> str:
+        """What is normalised where there is a residual, from a value of each, before it is rounded to X's type."""
+        return f"{self.wide(x, self.norm.dtype)} + {self.wide(residual, self.norm.dtype)}"
+
     def root(self, total: str, count: str, rms: str) -> list[str]:
-        """The RMS, from the sum of squares. A NaN survives the floor."""
+        """The RMS, from the sum of squares: the formula of every kernel. A NaN survives the floor."""
         p = self.norm.parameters
         lines = [f"{rms} = T.sqrt({total} / {count} + {self.number(p.epsilon)})"]
         if p.epsilon_outside:

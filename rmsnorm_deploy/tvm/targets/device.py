@@ -8,14 +8,12 @@ import tvm
 import tvm_ffi
 
 from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 
-_RUNTIMES = {
-    "cuda": "TVM loads it where the libraries of an NVIDIA driver (libcuda.so.1) and of CUDA 13 (libcudart.so.13) are.",
-    "rocm": "Build TVM with USE_ROCM: the wheel has no runtime for ROCm.",
-    "opencl": "Build TVM with USE_OPENCL: the wheel has no runtime for OpenCL.",
-    "metal": "Run the model on macOS, with a TVM that was built with USE_METAL.",
-    "webgpu": "Run the model in a browser, with TVM's runtime for JavaScript.",
-}
+
+def device_name(target: str) -> str:
+    """TVM's name of a target's device."""
+    return "cpu" if target == CPU else target
 
 
 def device_for(target: str) -> Any:
@@ -24,13 +22,13 @@ def device_for(target: str) -> Any:
     Raises:
         MissingEnvironment: TVM has no runtime for it here, or there is no such device.
     """
-    if target == "llvm":
+    if target == CPU:
         return tvm.cpu()
     if tvm_ffi.get_global_func(f"device_api.{target}", allow_missing=True) is None:
-        raise MissingEnvironment(f"TVM has no runtime for target '{target}' here", _RUNTIMES[target])
+        raise MissingEnvironment(f"TVM has no runtime for target '{target}' here", GPUS[target].runtime)
     device = tvm.runtime.device(target)
     if not device.exist:
         raise MissingEnvironment(
-            f"there is no device for target '{target}' here", "Use another machine, or --target llvm."
+            f"there is no device for target '{target}' here", f"Use another machine, or --target {CPU}."
         )
     return device

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.errors import ModelError, UsageError
-from rmsnorm_deploy.model.external import StrPath
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules import family
+from rmsnorm_deploy.model import atomic
+from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of
+from rmsnorm_deploy.tvm.targets.registry import CPU
+from rmsnorm_deploy.tvm.targets.resolve import triple_of
 
 SCHEMA_VERSION = 2
 
@@ -111,18 +111,7 @@ class TuningLog:
 
     def write(self, path: Path) -> None:
         """Write the file: whoever reads it finds the old or the new one, never half of it."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(temporary, path)  # noqa: PTH105
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise UsageError(f"the log {path} cannot be written: {error.strerror}", "Name another one.") from error
+        atomic.write(path, (json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n").encode())
 
 
 def cpu_of(target: Any) -> str:
@@ -133,19 +122,19 @@ def cpu_of(target: Any) -> str:
 
 def cpu_machine_of(target: Any) -> str:
     """The architecture of the CPU, where it is the target: names such as ``generic`` are in use by several."""
-    return "" if targets.is_gpu(target) else machine_of(targets.triple_of(target))
+    return machine_of(triple_of(target)) if str(target.kind.name) == CPU else ""
 
 
 def read(path: StrPath) -> TuningLog:
     """The log at ``path``.
 
     Raises:
-        ModelError: it cannot be read, or is none.
+        ModelError: it cannot be read, or is not a log.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ModelError(f"the log {path} cannot be read: {why}", "'rmsnorm-deploy tune' writes one.") from error
     try:
         data = json.loads(text)
@@ -162,7 +151,7 @@ def read(path: StrPath) -> TuningLog:
             head = {k: v for k, v in data.items() if k not in ("schema_version", "norms")}
             return TuningLog(**head, entries=entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is no log of tuning", "'rmsnorm-deploy tune' writes one.") from error
+        raise ModelError(f"{path} is not a log of tuning", "'rmsnorm-deploy tune' writes one.") from error
     raise ModelError(f"{path} has format {version}, and this release reads {SCHEMA_VERSION}", "Tune again.")
 
 
@@ -182,12 +171,13 @@ class TunedSchedules:
 
         Raises:
             UsageError: the log is for another target.
-            ModelError: it cannot be read, is none, or has the schedules of another release.
+            ModelError: it cannot be read, is not a log, or has the schedules of another release.
         """
         log = read(path)
         check_target(log, path, target)
+        schedules = schedules_for(target)
         self._schedules = {
-            e.norm: schedule_of(e.schedule, type(family(target).default(e.norm, target)), path)
+            e.norm: schedule_of(e.schedule, type(schedules.default(e.norm)), path)
             for e in log.entries
             if e.schedule is not None
         }
@@ -210,7 +200,7 @@ def check_target(log: TuningLog, path: StrPath, target: Any) -> None:
     if (log.target, log.machine, log.cpu) == (here.target, here.machine, here.cpu):
         return
     triple = f" --mtriple {log.machine}-linux-gnu" if log.machine != here.machine and log.machine else ""
-    cpu = f" {'--arch' if log.target != 'llvm' else '--mcpu'} {log.cpu}" if log.cpu else ""
+    cpu = f" {'--mcpu' if log.target == CPU else '--arch'} {log.cpu}" if log.cpu else ""
     raise UsageError(
         f"the log {path} is for {log.processor}, and this is {here.processor}",
         f"Add '--target {log.target}{triple}{cpu}', or use another log.",

@@ -18,6 +18,8 @@ class WorkerLost(Exception):
     """The process ended before it answered; the text says how."""
 
 
+# TVM's PopenWorker does not do. A thread of the child watches the time, so a kernel that hangs with the interpreter's
+# lock is waited for without end; it does not say which signal ended the child; another thread cannot end a call.
 class Worker:
     """Calls functions in a child process, which starts with the first call and again after it was lost.
 
@@ -110,7 +112,7 @@ def serve() -> None:
     """The child: answers calls on stdin until there are no more."""
     with os.fdopen(os.dup(0), "rb") as calls, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)  # what TVM prints is no answer
+        os.dup2(2, 1)  # what TVM prints is not an answer
         _answer(calls, answers)
 
 

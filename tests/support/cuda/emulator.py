@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.gpu.contract import MAX_RANK, Params
 from tests.support.contract import DTYPES
+from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = Path(__file__).resolve().parent / "shim"
@@ -59,7 +61,8 @@ def compile_host(ops, folder):
 def compile_binding(ops, folder):
     """Object files of the onnxruntime binding, with the ops for a GPU registered for the CPU provider."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [SHIM / "binding.cpp", *(ops / "ort" / f"{name}.cpp" for name in ("ops", "binding", "register"))]
+    sources = [*(ops / "ort").glob("*.cpp"), *(ops / "ort" / "ours").glob("*.cpp")]
+    sources = [SHIM / "binding.cpp", *sorted(s for s in sources if s.stem != "providers")]
     targets = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
 
     def one(job):
@@ -69,6 +72,19 @@ def compile_binding(ops, folder):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, zip(sources, targets, strict=True)))
     return targets
+
+
+def objects(tmp_path_factory):
+    """Object files of the unchanged sources, by unit; and those of the host side. A test run builds them once."""
+    if compiler() is None:
+        pytest.skip("needs a C++ compiler, to compile the CUDA kernels for the host; install g++")
+
+    def make(folder):
+        compile_units(ROOT / "ops", UNITS, folder / "units")
+        compile_host(ROOT / "ops", folder / "host")
+
+    folder = once(tmp_path_factory, "emulated", make)
+    return {unit: folder / "units" / f"{unit}.o" for unit in UNITS}, sorted((folder / "host").glob("*.o"))
 
 
 class EmulatorError(AssertionError):

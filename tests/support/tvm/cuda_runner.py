@@ -20,8 +20,8 @@ class Cuda(Runner):
 
     kind = "cuda"
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, schedules=None):
+        super().__init__(schedules)
         self.compiler = shutil.which("g++")
         if self.compiler is None:
             pytest.skip("there is no g++ to compile for the emulator: apt-get install g++")

@@ -13,20 +13,23 @@ import numpy as np
 import pytest
 import tvm
 from tvm.ir import Var
+from tvm.script import from_source
+from tvm.script import ir as I
+from tvm.script import tirx as T
 
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules import gpu
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 
 WORD = {"f32": np.float32, "f16": np.float16}
 
 
-def built(norm, target, schedule=None, text=None):
+def built(norm, target, schedule=None, text=None, schedules=None):
     """The kernel's function, and the module that TVM makes of it. ``text`` replaces the schedule's."""
-    schedule = schedule or gpu.default(norm, target)
+    schedules = schedules or schedules_for(target)
     if text is None:
-        function = gpu.kernel(norm, schedule)
+        function = schedules.kernel(norm, schedule or schedules.default(norm))
     else:
-        function = gpu.from_source(text, {"T": gpu.T, "I": gpu.I})
+        function = from_source(text, {"T": T, "I": I})
     function = function.with_attr("global_symbol", "norm")
     # Common terms of the sizes would be worked out by the host's part of the kernel, which is not run here.
     with tvm.transform.PassContext(config={"tirx.disable_cse_tir": norm.columns or norm.outer_rank > 1}):
@@ -70,18 +73,19 @@ class Runner:
 
     kind: str
 
-    def __init__(self):
+    def __init__(self, schedules=None):
         self.made = {}
         self.ran = 0
+        self.schedules = schedules or schedules_for(self.target)
 
     @functools.cached_property
     def target(self):
-        return targets.resolve(self.kind)
+        return resolve(self.kind)
 
     def kernel(self, norm, schedule=None, text=None):
         key = (norm, schedule, text)
         if key not in self.made:
-            function, module = built(norm, self.target, schedule, text)
+            function, module = built(norm, self.target, schedule, text, self.schedules)
             self.made[key] = (function, self.compiled(module.imports[0].inspect_source()))
         return self.made[key]
 

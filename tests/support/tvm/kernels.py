@@ -7,10 +7,10 @@ import pytest
 import tvm
 
 from rmsnorm_deploy.op import NormParameters, Op
-from rmsnorm_deploy.tvm import targets
-from rmsnorm_deploy.tvm.schedules.cpu import kernel
-from rmsnorm_deploy.tvm.schedules.norm import DTYPES as NAMES
+from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 from tests.support.contract import ALL, DTYPES
 
 
@@ -76,7 +76,7 @@ class TvmKernels:
             p.rms_floor,
             None if p.partial_size == ALL else p.partial_size,
         )
-        norm = Norm(parameters, NAMES[p.scale_type], size, columns, full_scale, full_bias)
+        norm = Norm(parameters, float_type(p.scale_type).name, size, columns, full_scale, full_bias)
         outputs = [tvm.runtime.tensor(np.zeros(flat, dtype)) for _ in op.outputs]
         self.function(norm)(*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arguments), *outputs)
         for pointer, result in zip((p.y, p.sum), outputs, strict=False):
@@ -86,8 +86,8 @@ class TvmKernels:
 
     def function(self, norm):
         if norm not in self.made:
-            module = tvm.IRModule({"norm": kernel(norm, self.schedule).with_attr("global_symbol", "norm")})
-            self.made[norm] = tvm.compile(module, target=targets.resolve("llvm"))
+            kernel = CpuSchedules().kernel(norm, self.schedule).with_attr("global_symbol", "norm")
+            self.made[norm] = tvm.compile(tvm.IRModule({"norm": kernel}), target=resolve("llvm"))
         return self.made[norm]["norm"]
 
 

@@ -9,7 +9,9 @@ from tvm.script import from_source
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from rmsnorm_deploy.tvm.schedules import cpu
+from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
+from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
+from rmsnorm_deploy.tvm.schedules.protocol import Schedules
 
 SLOW, VERY_SLOW = 1, 2
 """Sleep before they compute: a measurement takes a tenth of a second, or half a one."""
@@ -23,30 +25,38 @@ class OddSchedule:
 
 
 chosen = [OddSchedule(), OddSchedule(number=1)]
-"""What ``candidates`` returns; a test replaces it."""
+"""What the candidates are; a test replaces it."""
 
 
-def trimmed(norm, schedule, most_values):
-    return schedule
+class OddSchedules(Schedules[OddSchedule]):
+    def refusal(self, norm):
+        return None
+
+    def default(self, norm):
+        return chosen[0]
+
+    def candidates(self, norm):
+        return list(chosen)
+
+    def trimmed(self, norm, schedule, most_values):
+        return schedule
+
+    def kernel(self, norm, schedule):
+        if schedule.kind == IS_REFUSED:
+            raise ValueError("there is no such kernel")
+        if schedule.kind == CRASHES_THE_COMPILER:
+            os.abort()
+        computed = dataclasses.replace(norm, parameters=_other(norm)) if schedule.kind == WRONG else norm
+        return _with_before(
+            CpuSchedules().kernel(computed, CpuSchedule()),
+            {SLOW: '"usleep", 2000', VERY_SLOW: '"usleep", 20000', CRASHES: '"abort"', HANGS: '"pause"'}.get(
+                schedule.kind
+            ),
+        )
 
 
-def default(norm, target):
-    return chosen[0]
-
-
-def candidates(norm, target):
-    return list(chosen)
-
-
-def kernel(norm, schedule):
-    if schedule.kind == IS_REFUSED:
-        raise ValueError("there is no such kernel")
-    if schedule.kind == CRASHES_THE_COMPILER:
-        os.abort()
-    function = cpu.kernel(dataclasses.replace(norm, parameters=_other(norm)) if schedule.kind == WRONG else norm)
-    first = {SLOW: '"usleep", 2000', VERY_SLOW: '"usleep", 20000', CRASHES: '"abort"', HANGS: '"pause"'}.get(
-        schedule.kind
-    )
+def _with_before(function, first):
+    """``function``, which calls ``first`` before it does anything else."""
     if first is None:
         return function
     text = f'@T.prim_func(s_tir=True)\ndef f():\n    T.evaluate(T.call_extern("int32", {first}))\n'

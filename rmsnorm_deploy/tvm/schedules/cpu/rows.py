@@ -7,8 +7,9 @@ in float64, for a batch of short rows at a time.
 
 from __future__ import annotations
 
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.cpu.writer import ALWAYS_SERIAL, LEAST_RMS, MOST_RMS, STACK_BYTES, CpuSchedule, Writer
-from rmsnorm_deploy.tvm.schedules.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import indented, tree
 
 CHAIN = 32
@@ -28,7 +29,7 @@ class Rows(Writer):
         self.lanes = max(1, schedule.lanes // (2 if self.c == "float64" else 1))
         partial = norm.parameters.partial_size
         self.measured = self.features if partial is None else min(partial, self.features)
-        narrow = norm.scale_dtype != self.c and self.features * ITEMSIZE[self.c] < STACK_BYTES
+        narrow = norm.scale_dtype != self.c and self.features * float_type(self.c).itemsize < STACK_BYTES
         vectors = {"W": not norm.full_scale, "B": norm.biased and not norm.full_bias}
         self.widened = [name for name, is_vector in vectors.items() if narrow and is_vector]
 

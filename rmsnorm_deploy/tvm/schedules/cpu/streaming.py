@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.cpu.rows import Rows
 from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
-from rmsnorm_deploy.tvm.schedules.norm import ITEMSIZE, Norm
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import indented
 
 STREAMED_TASKS = 4
@@ -42,7 +43,7 @@ class Streaming(Rows):
     def llvm(self) -> str:
         """The store as a function, and what makes the stores of a task visible to other threads."""
         vector = f"<{self.lanes} x {LLVM_NAMES[self.norm.dtype]}>"
-        bytes_ = self.lanes * ITEMSIZE[self.norm.dtype]
+        bytes_ = self.lanes * float_type(self.norm.dtype).itemsize
         return (
             f"define linkonce_odr i32 @{self.name}(ptr %p, {vector} %v) alwaysinline {{\n"
             f"  store {vector} %v, ptr %p, align {bytes_}, !nontemporal !0\n  ret i32 0\n}}\n"

@@ -47,7 +47,7 @@ class CpuSchedule:
         """Refuse what would be another result.
 
         Raises:
-            ValueError: a value is none that can be chosen.
+            ValueError: a value cannot be chosen.
         """
         if self.lanes < 1 or self.lanes & (self.lanes - 1) or min(self.accumulators, self.task_values, self.batch) < 1:
             raise ValueError(f"there is no such schedule: {self}")
@@ -113,8 +113,7 @@ class Writer(Values):
         """The sum, stored, where there is a residual."""
         if not self.norm.adds:
             return []
-        total = f"{self.wide(f'X[{at}]', self.norm.dtype)} + {self.wide(f'R[{at}]', self.norm.dtype)}"
-        return [f"t[{lane}] = {total}", self.store("S", at, lane)]
+        return [f"t[{lane}] = {self.combined(f'X[{at}]', f'R[{at}]')}", self.store("S", at, lane)]
 
     def value(self, at: str) -> str:
         """What is normalised."""

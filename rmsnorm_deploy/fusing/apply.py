@@ -1,0 +1,217 @@
+"""A plan carried out: each norm's nodes become one, in place."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_deploy.fusing.draft import Draft
+from rmsnorm_deploy.fusing.names import Constants, Names
+from rmsnorm_deploy.fusing.plan import Plan
+from rmsnorm_deploy.fusing.report import FusedNorm, described
+from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
+from rmsnorm_deploy.recognise.facts import node_name
+from rmsnorm_deploy.recognise.match import Match
+from rmsnorm_deploy.recognise.scopes import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What carrying out a plan has changed.
+
+    Attributes:
+        fused: the norms, in graph order.
+        touched: nodes that carry a changed subgraph.
+        functions: local functions that were changed.
+        bodies: the function bodies that the model needs now and did not have.
+    """
+
+    fused: tuple[FusedNorm, ...] = ()
+    touched: frozenset[ir.Node] = frozenset()
+    functions: frozenset[ir.Function] = frozenset()
+    bodies: tuple[onnx.FunctionProto, ...] = ()
+
+
+def apply(plan: Plan) -> Changes:
+    """Write the norms of ``plan`` into its model, in place.
+
+    Where the plan has the model as a proto too, the function bodies are left to the caller, who puts the changes into
+    that proto.
+    """
+    if not plan.matches:
+        return Changes()
+    if plan.opset != plan.given_opset:
+        name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
+        plan.model.opset_imports[name] = plan.opset
+    # names are taken before anything changes: a value that another norm takes over loses its own
+    descriptions = [described(m) for m in plan.matches]
+    rewriter = _Rewriter(plan)
+    norms = [rewriter.replace(match) for match in plan.matches]
+    removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
+    rewriter.sort()
+    bodies = _supply(plan)
+    fused = tuple(
+        dataclasses.replace(
+            text,
+            node=node_name(norm),
+            removed=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n in removed),
+            kept=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n not in removed),
+        )
+        for text, match, norm in zip(descriptions, plan.matches, norms, strict=True)
+    )
+    return Changes(fused, frozenset(rewriter.touched), frozenset(rewriter.functions), bodies)
+
+
+class _Rewriter:
+    """Replaces norm after norm, and remembers what stands for what since then."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.touched: set[ir.Node] = set()
+        self.functions: set[ir.Function] = set()
+        self._writer = plan.writer
+        self._names = Names(plan.scopes)
+        self._constants = Constants(self._names)
+        self._roots = _roots(plan.scopes)
+        self._imports = plan.model.opset_imports
+        self._holders = {scope.graph: scope.holder for scope in plan.scopes if scope.holder is not None}
+        self._successors: dict[ir.Value, ir.Value] = {}
+        self._unsorted: set[ir.Graph | ir.Function] = set()
+
+    def replace(self, match: Match) -> ir.Node:
+        """Put the form's nodes in front of the last of the match's, and give them its uses. Returns the norm."""
+        graph = match.nodes[-1].graph
+        assert graph is not None
+        root = self._roots[graph]
+        self._touch(graph, root)
+        match = self._current(match)
+        constant = functools.partial(self._constants.value, root)
+        draft = Draft(match, self._names.unique, constant, self._imports)
+        made = self._writer.emit(match, draft)
+        anchor = match.nodes[-1]
+        if match.sum is not None and match.sum.producer() is not anchor:
+            # readers of the sum may stand before the end of the chain
+            anchor = match.sum.producer() or anchor
+            if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
+                self._unsorted.add(graph)  # a scale that is computed may be so behind the addition
+        graph.insert_before(anchor, made.nodes)
+        for value in match.same:
+            self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
+        self._take_over(match.output, made.y)
+        if match.sum is not None and made.sum is not None:
+            self._take_over(match.sum, made.sum)
+        return made.norm
+
+    def sort(self) -> None:
+        """Bring the nodes of graphs into order in which a norm was put in front of what it reads."""
+        for graph in self._unsorted:
+            if not _is_ordered(graph):
+                graph.sort()
+
+    def _touch(self, graph: ir.Graph | ir.Function, root: ir.Graph | ir.Function) -> None:
+        """Note the nodes and the function through which a changed graph hangs in the model."""
+        if isinstance(root, ir.Function):
+            self.functions.add(root)
+        while (holder := self._holders.get(graph)) is not None and holder.graph is not None:
+            self.touched.add(holder)
+            graph = holder.graph
+
+    def _current(self, match: Match) -> Match:
+        """The match with every value that an earlier replacement took over exchanged for its successor."""
+
+        def now(value: ir.Value | None) -> ir.Value | None:
+            while value is not None and value in self._successors:
+                value = self._successors[value]
+            return value
+
+        changed: dict[str, Any] = {
+            name: now(getattr(match, name)) for name in ("x", "output", "scale", "bias", "residual", "sum")
+        }
+        return dataclasses.replace(match, **changed)
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """``new`` stands for ``old`` everywhere: its name, users, place among graph outputs, and annotations."""
+        new.name = old.name
+        new.doc_string = old.doc_string
+        new.metadata_props.update(old.metadata_props)
+        new.meta.update(old.meta)
+        if new.shape is None:
+            new.shape = old.shape
+        if new.type is None or old.is_graph_output():
+            new.type = old.type
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        self._successors[old] = new
+        old.name = None
+
+
+def _remove_dead(candidates: Iterable[ir.Node]) -> set[ir.Node]:
+    """Remove those candidates that nothing uses any more, and what only they used. Returns the removed nodes."""
+    removed: set[ir.Node] = set()
+    work = collections.deque(candidates)
+    while work:
+        node = work.popleft()
+        if node in removed or node.graph is None:
+            continue
+        if any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        inputs = [v for v in node.inputs if v is not None]
+        node.graph.remove(node, safe=True)
+        removed.add(node)
+        for value in inputs:
+            producer = value.producer()
+            if producer is not None:
+                work.append(producer)
+            elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                graph = value.graph
+                if isinstance(graph, ir.Graph) and value.name is not None and value.name in graph.initializers:
+                    del graph.initializers[value.name]
+    return removed
+
+
+def _supply(plan: Plan) -> tuple[onnx.FunctionProto, ...]:
+    """Give the model the versions, imports and function bodies that its new norms need. Returns the bodies."""
+    model = plan.model
+    model.ir_version = max(model.ir_version, *(needs.ir_version for needs in plan.needs))
+    makers: dict[str, Callable[[int], onnx.FunctionProto]] = {}
+    for needs in plan.needs:
+        makers.update(needs.bodies)
+        for domain, version in needs.domains.items():
+            model.opset_imports[domain] = max(version, model.opset_imports.get(domain, 0))
+            for function in model.functions.values():
+                if function.domain != domain and any(n.domain == domain for n in function.all_nodes()):
+                    function.opset_imports[domain] = model.opset_imports[domain]
+    made = [makers[name](plan.opset) for name in sorted(makers)]
+    bodies = tuple(b for b in made if (b.domain, b.name, b.overload) not in model.functions)
+    if plan.proto is None:
+        for body in bodies:
+            function = ir.serde.deserialize_function(body)
+            model.functions[function.identifier()] = function
+    return bodies
+
+
+def _roots(graphs: Iterable[Scope]) -> dict[ir.Graph | ir.Function, ir.Graph | ir.Function]:
+    """For each graph the main graph or local function that it belongs to."""
+    roots: dict[ir.Graph | ir.Function, ir.Graph | ir.Function] = {}
+    for scope in graphs:
+        roots[scope.graph] = scope.root
+        # nodes of a function name its inner graph as theirs
+        roots.update({n.graph: scope.root for n in scope.nodes[:1] if n.graph is not None})
+    return roots
+
+
+def _is_ordered(graph: ir.Graph | ir.Function) -> bool:
+    """Whether every node stands behind those whose values it uses, in its subgraphs too."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        used = [v for v in node.inputs if v is not None]
+        for _, _, _, inner in ir_subgraphs(node) if node.attributes else ():
+            used += [v for n in inner.all_nodes() for v in n.inputs if v is not None]
+        if any((p := v.producer()) is not None and p.graph is graph and p not in seen for v in used):
+            return False
+        seen.add(node)
+    return True

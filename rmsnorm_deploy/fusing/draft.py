@@ -1,0 +1,194 @@
+"""One norm while a form writes it: names, casts, constants and the nodes so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.recognise.match import Match
+
+METADATA = "rmsnorm_deploy."
+"""Prefix of what we write into metadata."""
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+Attributes = Mapping[str, int | float | list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """The nodes that replace one norm.
+
+    Attributes:
+        nodes: in topological order; the last one gives ``y``.
+        norm: the one among them that is the norm.
+        y: replaces ``Match.output``.
+        sum: replaces ``Match.sum``; None without a visible sum.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    norm: ir.Node
+    y: ir.Value
+    sum: ir.Value | None
+
+
+class Draft:
+    """What all forms need while they write one norm.
+
+    Attributes:
+        dtype: element type of X and Y.
+        scale_type: element type of the scale as it is written.
+        unique: gives a name that the model does not use yet, from a wish.
+        constant: gives a value that holds an array, from a name and the array; equal arrays are shared.
+        imports: the versions of domains that the model imports.
+    """
+
+    def __init__(
+        self,
+        match: Match,
+        unique: Callable[[str], str],
+        constant: Callable[[str, ir.Tensor[Any]], ir.Value],
+        imports: Mapping[str, int],
+    ) -> None:
+        self.dtype = ir.DataType(match.parameters.output_type)
+        self.scale_type = match.scale_dtype
+        self.unique = unique
+        self.constant = constant
+        self.imports = imports
+        self._match = match
+        self._name = match.nodes[-1].name or match.output.name or "norm"
+        self._nodes: list[ir.Node] = []
+
+    def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+        """x, residual and the sum, with the addition or the Cast in front of them written out where it has to be."""
+        match = self._match
+        x, residual, total = match.x, match.residual, None
+        if match.add_outside:
+            assert residual is not None
+            x = total = self.node("Add", [x, residual], "residual", like=match.x, dtype=self.dtype)
+            residual = None
+        if match.cast_x:
+            x = self.cast(x, self.dtype, "cast")
+        return x, residual, total
+
+    def value(self, dtype: ir.DataType, like: ir.Value | None) -> ir.Value:
+        """A new value without a name, of ``like``'s shape; None leaves the shape open."""
+        return ir.Value(type=ir.TensorType(dtype), shape=None if like is None else like.shape)
+
+    def node(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        name: str,
+        *,
+        dtype: ir.DataType,
+        like: ir.Value | None = None,
+    ) -> ir.Value:
+        """A standard node in front of the norm or behind it; returns its output."""
+        output = self.value(dtype, like)
+        output.name = self.unique(f"{self._name}_{name}")
+        self._nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.unique(f"{output.name}_node")))
+        return output
+
+    def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
+        """``value`` cast to ``to``."""
+        output = self.node("Cast", [value], name, like=value, dtype=to)
+        producer = output.producer()
+        assert producer is not None
+        producer.attributes["to"] = ir.AttrInt64("to", int(to))
+        return output
+
+    def as_type(self, scale: ir.Value, to: ir.DataType) -> ir.Value:
+        """The scale in the type ``to``."""
+        if self.scale_type == to:
+            return scale
+        self.scale_type = to
+        return self.cast(scale, to, "scale_cast")
+
+    def sum_output(self) -> ir.Value:
+        """The output that is x + residual; named even where nobody has seen the sum before."""
+        total = self.value(self.dtype, self._match.sum or self._match.x)
+        if self._match.sum is None:
+            total.name = self.unique(f"{self._name}_sum")
+        return total
+
+    def narrowed(self, y: ir.Value) -> ir.Value:
+        """The norm's output in x's type: a Cast behind it where it is of another."""
+        if y.dtype == self.dtype:
+            return y
+        y.name = self.unique(f"{self._name}_wide")
+        return self.cast(y, self.dtype, "narrow")
+
+    def scale(self) -> ir.Value:
+        """The scale: ones where there is none, times the factor where there is one."""
+        match = self._match
+        if match.scale is None:
+            if match.factor != 1.0:
+                self.scale_type = DOUBLE if self.dtype == DOUBLE else FLOAT
+                if match.bias is not None:
+                    self.scale_type = match.scale_dtype
+                return self.constant(f"{self._name}_scale", full([], match.factor, self.scale_type))
+            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
+        if match.factor == 1.0:
+            return match.scale
+        scale = match.scale
+        if self.scale_type in SIXTEEN_BIT:
+            scale = self.as_type(scale, FLOAT)
+        factor = self.constant("rmsnorm_factor", full([], match.factor, self.scale_type))
+        return self.node("Mul", [scale, factor], "scale", like=scale, dtype=self.scale_type)
+
+    def _ones_shape(self) -> list[int]:
+        """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; no dimension if d is unknown."""
+        match, axes = self._match, self._match.parameters.axes
+        if match.size is None or len(axes) != 1 or (axes[0] >= 0 and match.rank is None):
+            return []  # not [1], which onnxruntime 1.20 would fuse and then refuse
+        behind = -axes[0] - 1 if axes[0] < 0 else (match.rank or 0) - axes[0] - 1
+        return [match.size] + [1] * behind
+
+    def norm(
+        self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
+    ) -> ir.Node:
+        """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
+        last = self._match.nodes[-1]
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs,
+            [_attribute(k, v) for k, v in attributes.items()],
+            outputs=outputs,
+            name=self.unique(f"{self._name}_rmsnorm"),
+            doc_string=last.doc_string,
+            metadata_props={
+                **last.metadata_props,
+                METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
+                METADATA + "spelling": self._match.spelling,
+            },
+        )
+        self._nodes.append(node)
+        return node
+
+    def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:
+        """All that was written.
+
+        Args:
+            norm: the node that is the norm.
+            y: its output, narrowed where that was needed.
+            total: x + residual, where there is a value of it.
+        """
+        return Emission(tuple(self._nodes), norm, y, total if self._match.sum is not None else None)
+
+
+def _attribute(name: str, value: int | float | list[int]) -> ir.Attr:
+    if isinstance(value, list):
+        return ir.AttrInt64s(name, value)
+    return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)
+
+
+def full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor[Any]:
+    """An array of one value."""
+    return ir.Tensor(np.full(shape, value, dtype.numpy()), dtype=dtype)

@@ -1,0 +1,54 @@
+"""Nodes of our own domain with a function body: fast with our library, correct without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from rmsnorm_deploy import op
+from rmsnorm_deploy.fusing.draft import Draft, Emission, full
+from rmsnorm_deploy.fusing.form import Needs, OutputForm
+from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.recognise.match import Match
+
+
+class _Plugin(OutputForm):
+    opset = op.MIN_OPSET
+
+    def suits(self, match: Match) -> Match:
+        if not match.general_because:
+            return match
+        note = f"written as GeneralRMSNorm: {match.general_because}"
+        return dataclasses.replace(match, notes=(*match.notes, note))
+
+    def needs(self, match: Match, imports: Mapping[str, int]) -> Needs:
+        operator, version = match.parameters.op, op.version_of(imports)
+        return Needs(
+            opset=op.min_opset(match.parameters),
+            ir_version=op.MIN_IR_VERSION,
+            domains={DOMAIN: version},
+            bodies={operator.value: functools.partial(op.function_body, operator, version=version)},
+        )
+
+    def emit(self, match: Match, draft: Draft) -> Emission:
+        parameters = match.parameters
+        x, residual, total = draft.operands()
+        scale = draft.scale()
+        inputs = [x, scale]
+        outputs = [draft.value(draft.dtype, match.output)]
+        if parameters.op is Op.ADD_RMS_NORM:
+            assert residual is not None
+            inputs = [x, residual, scale]
+            total = draft.sum_output()  # onnxruntime 1.20 aborts on an output without a name
+            outputs.append(total)
+        elif parameters.op is Op.GENERAL_RMS_NORM:
+            # -0.0 is the number that changes nothing when added, not even the sign of a zero
+            neutral = full([], -0.0, match.scale_dtype)
+            inputs.append(match.bias if match.bias is not None else draft.constant("rmsnorm_no_bias", neutral))
+        attributes = parameters.to_attributes(op.version_of(draft.imports))
+        norm = draft.norm(DOMAIN, parameters.op.value, inputs, attributes, outputs)
+        return draft.done(norm, outputs[0], total)
+
+
+FORM = _Plugin()

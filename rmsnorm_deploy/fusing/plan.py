@@ -1,0 +1,197 @@
+"""What fusing a model would do, as data: nothing here changes it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
+from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
+from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
+from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
+from rmsnorm_deploy.model.opset import raised
+from rmsnorm_deploy.op import DOMAIN, version_of
+from rmsnorm_deploy.recognise.engine import candidates, recognise
+from rmsnorm_deploy.recognise.match import Match, Miss, Stage
+from rmsnorm_deploy.recognise.scopes import Scope, scopes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The norms of a model that will be written, and what the model needs for that.
+
+    Attributes:
+        model: the model that ``matches`` are of: the one given, or a converted copy of a newer opset.
+        proto: ``model`` as a proto, where there is one.
+        scopes: the graphs of ``model``.
+        form: what the norms are written as.
+        matches: the norms, in graph order.
+        missed: the candidates that stay as they are.
+        needs: what each match needs, in the same order.
+        given_opset: the ai.onnx opset of the model that was given.
+        opset: the one that the fused model has.
+        ops: number of nodes by operator in the model that was given.
+    """
+
+    model: ir.Model
+    proto: onnx.ModelProto | None
+    scopes: Sequence[Scope]
+    form: Form
+    matches: tuple[Match, ...]
+    missed: tuple[Miss, ...]
+    needs: tuple[Needs, ...]
+    given_opset: int
+    opset: int
+    ops: dict[str, int]
+
+    @property
+    def writer(self) -> OutputForm:
+        """Writes the norms."""
+        return writer_of(self.form)
+
+    def report(self, fused: Iterable[FusedNorm] | None = None) -> FusionReport:
+        """What would be done; or what was done.
+
+        Args:
+            fused: the norms as they were written; None where nothing was changed.
+        """
+        done = fused is not None
+        already = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
+        warnings = []
+        if already and self.form is not Form(DEFAULT):
+            warnings.append(
+                f"{already} norms are in the form '{DEFAULT}' already and stay so; for the form '{self.form.value}' "
+                "start from the model as it was exported"
+            )
+        if self.opset != self.given_opset:
+            mood = "was" if done else "would be"
+            by = " by onnx's version converter" if self.writer.may_convert else ""
+            warnings.append(f"the model's opset {mood} raised from {self.given_opset} to {self.opset}{by}")
+        return FusionReport(
+            fused=tuple(described(m) for m in self.matches) if fused is None else tuple(fused),
+            missed=self.missed,
+            ops_before=self.ops,
+            ops_after=_count_again(self.scopes) if done and self.matches else self.ops,
+            warnings=tuple(warnings),
+            opset=self.opset if done else self.given_opset,
+            form=self.form.value,
+            already=already,
+        )
+
+
+def planned(
+    model: ir.Model,
+    form: Form,
+    proto: onnx.ModelProto | None = None,
+    declared: Sequence[onnx.ValueInfoProto] = (),
+) -> Plan:
+    """What fusing ``model`` in ``form`` would do.
+
+    Args:
+        model: the model; it is not changed.
+        form: what the norms are to be written as.
+        proto: the same model as a proto, where the caller has one; it is not changed.
+        declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
+
+    Raises:
+        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model has norms of
+            ours in a version that this release does not know.
+    """
+    writer, opset, graphs = writer_of(form), opset_of(model), scopes(model)
+    ops, given, cannot = count_ops(graphs), (model, graphs), ""
+    if opset < writer.opset and writer.may_convert and candidates(graphs):
+        # before recognition, as every node is another one afterwards
+        try:
+            model, proto, declared = raised(model, writer.opset), None, ()
+            graphs = scopes(model)
+        except ValueError as error:
+            cannot = str(error)
+    now = opset_of(model)
+    try:
+        version_of(model.opset_imports)
+    except ValueError as error:
+        raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
+    matches, misses = recognise(model, proto, graphs, declared)
+    kept: list[tuple[Match, Needs]] = []
+    for match in matches:
+        fitting = writer.suits(match)
+        if isinstance(fitting, Unsuited):
+            misses.append(_unsuited(match, fitting, form))
+        else:
+            kept.append((fitting, writer.needs(fitting, model.opset_imports)))
+    if kept and now < writer.opset and not writer.may_convert:
+        raise ModelError(
+            f"the model is of ai.onnx opset {now}, and fused norms need {writer.opset} or newer",
+            f"Convert it first: onnx.version_converter.convert_version(model, {writer.opset}).",
+        )
+    needed = max((needs.opset for _, needs in kept), default=0)
+    if needed > now and _can_be_relabelled(model, graphs, now, needed):
+        now = needed
+    misses += [_too_old(match, needs.opset, now, cannot) for match, needs in kept if needs.opset > now]
+    kept = [(match, needs) for match, needs in kept if needs.opset <= now]
+    if not kept:
+        (model, graphs), now = given, opset
+    return Plan(
+        model=model,
+        proto=proto,
+        scopes=graphs,
+        form=form,
+        matches=tuple(match for match, _ in kept),
+        missed=tuple(misses),
+        needs=tuple(needs for _, needs in kept),
+        given_opset=opset,
+        opset=now,
+        ops=ops,
+    )
+
+
+def _unsuited(match: Match, refusal: Unsuited, form: Form) -> Miss:
+    return Miss(
+        match.site,
+        Stage.OUTPUT,
+        refusal.reason,
+        match.site.node,
+        expected=f"a norm that the form '{form.value}' can express",
+        found=match.spelling,
+        hint=f"the form '{DEFAULT}' expresses every norm",
+    )
+
+
+def _too_old(match: Match, needed: int, opset: int, cannot: str) -> Miss:
+    return Miss(
+        match.site,
+        Stage.OUTPUT,
+        f"needs ai.onnx opset {needed}" + (f", and the model cannot be converted: {cannot}" if cannot else ""),
+        match.site.node,
+        expected=f"opset {needed} or newer",
+        found=f"opset {opset}",
+        hint=f"the form '{DEFAULT}' expresses every norm"
+        if cannot
+        else f"convert it first: onnx.version_converter.convert_version(model, {needed})",
+    )
+
+
+def _can_be_relabelled(model: ir.Model, graphs: Iterable[Scope], opset: int, needed: int) -> bool:
+    """From 11 to 12 only Dropout changes what a valid node may carry; its ratio became an input."""
+    if (opset, needed) != (11, 12) or model.functions:
+        return False
+    return not any(n.op_type == "Dropout" and n.attributes for g in graphs for n in g.nodes)
+
+
+def count_ops(graphs: Iterable[Scope]) -> dict[str, int]:
+    """Number of nodes by operator, subgraphs and local functions included."""
+    counts: collections.Counter[str] = collections.Counter()
+    for scope in graphs:
+        counts.update(n.op_type if n.domain in AI_ONNX else f"{n.domain}::{n.op_type}" for n in scope.nodes)
+    return dict(sorted(counts.items()))
+
+
+def _count_again(graphs: Iterable[Scope]) -> dict[str, int]:
+    """Operators after the change, which removes nodes and adds some, and leaves the graphs that there are."""
+    there = (s for s in graphs if s.holder is None or s.holder.graph is not None)
+    return count_ops(dataclasses.replace(scope, nodes=tuple(scope.graph)) for scope in there)

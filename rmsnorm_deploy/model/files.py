@@ -1,0 +1,50 @@
+"""Names of files: which may be written, and whether two of them are one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rmsnorm_deploy.errors import UsageError
+
+StrPath = str | os.PathLike[str]
+
+
+def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
+    """Whether ``path`` may be written.
+
+    Args:
+        path: the output file.
+        source: the model that it was made from.
+        overwrite: an existing output may be replaced.
+
+    Raises:
+        UsageError: the folder is missing or not writable, the output exists, is a folder, or is the input.
+    """
+    folder = path.parent
+    if not folder.exists():
+        raise UsageError(f"the folder {folder} of the output does not exist", f"Create it: 'mkdir -p {folder}'.")
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is not a folder, so {path.name} cannot be written into it", "Choose another output."
+        )
+    if path.is_dir():
+        raise UsageError(f"the output {path} is a folder", f"Name a file: '{path / 'fused.onnx'}'.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"the output {path} is a device, a pipe or a socket, not a file", "Choose another output.")
+    if source is not None and same_file(path, source):
+        raise UsageError(
+            f"the output {path} is the input", "Choose another name: the original is needed to verify the result."
+        )
+    if os.path.lexists(path) and not overwrite:
+        raise UsageError(f"the output {path} exists", "Pass --force (overwrite=True in Python) to replace it.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {folder} is not writable", "Choose an output in a folder of yours.")
+
+
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two names stand for one file, links followed."""
+    try:
+        return a.samefile(b)
+    except OSError:
+        return os.path.realpath(a) == os.path.realpath(b)

@@ -1,0 +1,80 @@
+"""Walking a model: every graph and every node, those in subgraphs and local functions included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+AI_ONNX = ("", "ai.onnx")
+"""The two names of the standard domain."""
+
+PLAIN = frozenset(
+    AttributeProto.AttributeType.Value(name) for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS")
+)
+"""Types of attributes that hold neither a tensor nor a graph."""
+
+
+def opset_of(model: ModelProto | ir.Model) -> int:
+    """The model's ai.onnx opset; 0 where it names none."""
+    if isinstance(model, ModelProto):
+        return next((o.version for o in model.opset_import if o.domain in AI_ONNX), 0)
+    return next((model.opset_imports[name] for name in AI_ONNX if name in model.opset_imports), 0)
+
+
+def subgraphs(node: NodeProto) -> Iterator[tuple[str, int, GraphProto]]:
+    """The graphs that a node carries: name of the attribute, place in its list (0 for a single one), graph."""
+    for attribute in node.attribute:
+        if attribute.type in PLAIN:
+            continue
+        # reading the field of an attribute that has none gives an empty graph
+        for i, graph in enumerate([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            yield attribute.name, i, graph
+
+
+def walk(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphProto | NodeProto]:
+    """Every graph and node: each graph before its nodes, each node before its subgraphs.
+
+    Args:
+        root: a graph or a local function; of a model the main graph, the training graphs and the local functions.
+    """
+    if isinstance(root, ModelProto):
+        yield from walk(root.graph)
+        for training in root.training_info:
+            yield from walk(training.initialization)
+            yield from walk(training.algorithm)
+        for function in root.functions:
+            yield from walk(function)
+        return
+    if isinstance(root, GraphProto):
+        yield root
+    for node in root.node:
+        yield node
+        for _, _, graph in subgraphs(node):
+            yield from walk(graph)
+
+
+def nodes_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of :func:`walk`."""
+    return (found for found in walk(root) if isinstance(found, NodeProto))
+
+
+def graphs_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphProto]:
+    """The graphs of :func:`walk`."""
+    return (found for found in walk(root) if isinstance(found, GraphProto))
+
+
+def ir_subgraphs(node: ir.Node) -> Iterator[tuple[str, int, int, ir.Graph]]:
+    """The graphs that a node carries: name of the attribute, place in its list, length of the list, graph.
+
+    The rest of the walk is onnx_ir's own: ``graph.all_nodes()``, ``model.graphs()``.
+    """
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.name, 0, 1, attribute.value
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for i, graph in enumerate(attribute.value):
+                yield attribute.name, i, len(attribute.value), graph

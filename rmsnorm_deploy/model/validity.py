@@ -1,0 +1,101 @@
+"""What onnx's checker says against a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from rmsnorm_deploy.errors import ModelError, first_line
+from rmsnorm_deploy.model.atomic import write_new
+from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
+from rmsnorm_deploy.model.load import load_model
+from rmsnorm_deploy.model.skeleton import is_large, is_left_out, without_weights
+
+_RUNTIME_OPS = frozenset({"SimplifiedLayerNormalization"})
+"""onnxruntime has this one in ai.onnx, where onnx's checker takes it for a mistake."""
+_UNCHECKED = "rmsnorm_deploy.unchecked"
+
+
+def complaint(model: onnx.ModelProto | Path) -> str:
+    """What the checker says against a model, in one line; empty where it accepts the model.
+
+    Args:
+        model: a file, whose weight files are looked at too; or a model in memory, whose types and shapes are.
+    """
+    try:
+        if isinstance(model, onnx.ModelProto):
+            onnx.checker.check_model(_without_files(model), full_check=True)
+        else:
+            onnx.checker.check_model(model)
+    except Exception as error:  # protobuf, UTF-8 and checker errors share no base
+        return first_line(error)
+    if isinstance(model, onnx.ModelProto) and not _names_are_text(model):
+        return "a name in it is not valid UTF-8"
+    return ""
+
+
+def _without_files(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose weights are inputs: the checker looks for the file of external data."""
+    copy = without_weights(model, lambda t: is_large(t) or t.data_location == onnx.TensorProto.EXTERNAL)
+    inputs = {value.name for value in copy.graph.input}
+    kept = []
+    for tensor in copy.graph.initializer:
+        if not is_left_out(tensor):
+            kept.append(tensor)
+        elif tensor.name not in inputs:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            copy.graph.input.append(value)
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
+
+
+def _names_are_text(model: onnx.ModelProto) -> bool:
+    try:
+        for node in model.graph.node:
+            # protobuf hands a name that is not UTF-8 out as bytes
+            "".join([node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output])
+            "".join(a.name for a in node.attribute)
+    except (TypeError, UnicodeError):
+        return False
+    return True
+
+
+def check_written(file: Path, origin: Path | None) -> None:
+    """Refuse a model file that does not load, or of which the checker says what it does not say of the original.
+
+    Args:
+        file: the model that was written.
+        origin: the file that it was made from.
+
+    Raises:
+        ModelError: with what the checker says.
+    """
+    load_model(file)
+    found = complaint(file) and _complaint_without_runtime_ops(file)
+    if found and (origin is None or complaint(origin) != found):
+        raise ModelError(
+            f"the result would not be a valid model: {found}",
+            "Please report this with the original model."
+            if origin is not None
+            else "If the original has the same fault, pass source=<its path> to save it nevertheless.",
+        )
+
+
+def _complaint_without_runtime_ops(file: Path) -> str:
+    """The complaint about a file whose operators that only onnxruntime knows are moved out of the checker's sight."""
+    proto = onnx.ModelProto()
+    proto.ParseFromString(file.read_bytes())
+    for node in nodes_of(proto):
+        if node.op_type in _RUNTIME_OPS and node.domain in AI_ONNX:
+            node.domain = _UNCHECKED
+    proto.opset_import.add(domain=_UNCHECKED, version=1)
+    for function in proto.functions:
+        function.opset_import.add(domain=_UNCHECKED, version=1)
+    copy = file.with_name(f"{file.name}.check")
+    try:
+        write_new(copy, proto.SerializeToString())
+        return complaint(copy)
+    finally:
+        copy.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""The operators as model-local functions of standard operators, so that a fused model runs in every runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
+
+from rmsnorm_deploy.op.definition import ATTRIBUTES, NormParameters, Op, attribute_names
+from rmsnorm_deploy.op.versions import DOMAIN
+
+MIN_OPSET = 11
+"""Oldest ai.onnx opset in which the function bodies can be written."""
+MIN_IR_VERSION = 8
+"""Oldest IR version that has model-local functions."""
+_KINDS = {a.name: a.kind for a in ATTRIBUTES}
+
+
+class _Body:
+    """Collects the nodes of one function body; every method returns the name of the value it made."""
+
+    def __init__(self, opset: int) -> None:
+        self.nodes: list[NodeProto] = []
+        self.opset = opset
+
+    def add(self, op_type: str, inputs: Sequence[str], output: str = "", **references: str) -> str:
+        """A node whose attributes are references to the function's: ``to="stash_type"``."""
+        output = output or f"{op_type.lower()}_{len(self.nodes)}"
+        node = helper.make_node(op_type, list(inputs), [output])
+        for name, reference in references.items():
+            node.attribute.append(AttributeProto(name=name, ref_attr_name=reference, type=_KINDS[reference]))
+        self.nodes.append(node)
+        return output
+
+    def cast(self, value: str, to: str, output: str = "") -> str:
+        return self.add("Cast", [value], output, to=to)
+
+    def rounded(self, value: str, to: str) -> str:
+        """``value`` rounded to the type ``to`` and back: nothing is ever computed in a 16-bit type."""
+        return self.cast(self.cast(value, to), "stash_type")
+
+    def constant(self, value: object) -> str:
+        output = f"constant_{len(self.nodes)}"
+        self.nodes.append(helper.make_node("Constant", [], [output], value=value))
+        return output
+
+    def float_attribute(self, name: str) -> str:
+        """The float attribute ``name`` as a scalar in the arithmetic type."""
+        if self.opset >= 12:
+            value = self.add("Constant", [], value_float=name)
+        else:
+            # Constant has no value_float yet; LeakyRelu turns its float attribute into a value, exactly: -(-1 * a).
+            minus_one = self.constant(helper.make_tensor("minus_one", TensorProto.FLOAT, [], [-1.0]))
+            value = self.add("Neg", [self.add("LeakyRelu", [minus_one], alpha=name)])
+        return self.cast(value, "stash_type")
+
+    def mean(self, value: str) -> str:
+        if self.opset < 18:
+            mean = self.add("ReduceMean", [value], axes="axes")
+        else:
+            mean = self.add("ReduceMean", [value, self.add("Constant", [], value_ints="axes")])
+        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
+        return mean
+
+    def first_features(self, value: str) -> str:
+        """The first ``partial_size`` features. The slice starts at axes * 0, a zero for each axis."""
+        axes = self.add("Constant", [], value_ints="axes")
+        ends = self.add("Constant", [], value_ints="partial_size")
+        zero = self.constant(helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
+        return self.add("Slice", [value, self.add("Mul", [axes, zero]), ends, axes])
+
+
+def function_body(op: Op, opset: int, version: int | None = None) -> FunctionProto:
+    """``op`` in standard ONNX operators, parameterised by its attributes, for a model of ai.onnx ``opset``.
+
+    The spelling is the one that onnxruntime's own optimizer fuses where the meaning allows: Cast, Pow, ReduceMean, Add,
+    Sqrt, Div, Mul. All arithmetic is in ``stash_type``; 16-bit types occur only in Casts, since onnxruntime lacks
+    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators.
+
+    Args:
+        op: which operator.
+        opset: of ai.onnx, as the model imports it.
+        version: of the operators' domain, as the model imports it; None is the newest.
+
+    Raises:
+        ValueError: the version is unknown, or the opset is too old. ``GeneralRMSNorm`` at opset 11 has no
+            ``partial_size`` in its body (Constant cannot hold a list of integers there): see :func:`min_opset`.
+    """
+    if opset < MIN_OPSET:
+        raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
+    copy = FunctionProto()
+    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version)))
+    return copy
+
+
+@functools.lru_cache
+def _function_body(op: Op, opset: int, attributes: tuple[str, ...]) -> FunctionProto:
+    """The body itself, made once; nobody else may change it."""
+    body = _Body(opset)
+    if op is Op.ADD_RMS_NORM:
+        total = body.add("Add", [body.cast("X", "stash_type"), body.cast("residual", "stash_type")])
+        x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
+    else:
+        x = body.cast("X", "stash_type")
+    general = op is Op.GENERAL_RMS_NORM
+    measured = body.first_features(x) if general and opset >= 12 else x
+    # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
+    two = body.cast(body.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])), "stash_type")
+    mean_square = body.mean(body.add("Pow", [measured, two]))
+    rms = body.add("Sqrt", [body.add("Add", [mean_square, body.float_attribute("epsilon")])])
+    if general:
+        rms = body.add("Add", [rms, body.float_attribute("epsilon_outside")])
+        rms = body.add("Max", [rms, body.float_attribute("rms_floor")])
+    normalised = body.rounded(body.add("Div", [x, rms]), "scale_type")
+    y = body.cast(body.add("Mul", [normalised, body.rounded("scale", "scale_type")]), "scale_type")
+    if general:
+        scaled = body.cast(y, "stash_type")
+        y = body.cast(body.add("Add", [scaled, body.rounded("bias", "scale_type")]), "scale_type")
+    body.cast(y, "output_type", "Y")
+    return helper.make_function(
+        DOMAIN,
+        op.value,
+        list(op.inputs),
+        list(op.outputs),
+        body.nodes,
+        [helper.make_opsetid("", opset)],
+        attributes=list(attributes),
+        doc_string="RMSNorm, arXiv:1910.07467, in standard operators; a runtime with a kernel for it skips this body.",
+    )
+
+
+def min_opset(parameters: NormParameters) -> int:
+    """The oldest ai.onnx opset whose body expresses ``parameters``: bfloat16 casts need 13, partial norms 12."""
+    types = (parameters.output_type, parameters.scale_type)
+    if TensorProto.BFLOAT16 in types:
+        return 13
+    return 12 if parameters.partial_size is not None else MIN_OPSET

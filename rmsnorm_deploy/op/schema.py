@@ -1,0 +1,63 @@
+"""The operators as ONNX schemas, for ``onnx.checker`` and ``onnx.shape_inference``."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import AttributeProto
+from onnx.defs import OpSchema
+
+from rmsnorm_deploy.op import definition, versions
+from rmsnorm_deploy.op.definition import OPERANDS, Attribute, Op, attributes_of
+from rmsnorm_deploy.op.dtypes import TYPES
+from rmsnorm_deploy.op.versions import DOMAIN
+
+
+def _infer(context: onnx.shape_inference.InferenceContext) -> None:
+    """X's type and shape for every output: scale and bias broadcast into X and never enlarge it."""
+    proto = context.get_input_type(0)
+    if proto is None:
+        return
+    for i in range(context.get_num_outputs()):
+        context.set_output_type(i, proto)
+
+
+def _attribute(attribute: Attribute) -> OpSchema.Attribute:
+    if attribute.default is not None:
+        value = onnx.helper.make_attribute(attribute.name, attribute.default)
+        return OpSchema.Attribute(attribute.name, value, attribute.doc)
+    kind = getattr(OpSchema.AttrType, AttributeProto.AttributeType.Name(attribute.kind))
+    return OpSchema.Attribute(attribute.name, kind, attribute.doc, required=attribute.required)
+
+
+def schemas() -> list[OpSchema]:
+    """The operators of every version as onnx schemas, with type and shape inference. This call registers nothing."""
+    made = []
+    for version in (v.number for v in versions.VERSIONS):
+        for op in Op:
+            schema = OpSchema(
+                op.value,
+                DOMAIN,
+                version,
+                doc=definition.__doc__ or "",
+                inputs=[OpSchema.FormalParameter(name, *OPERANDS[name]) for name in op.inputs],
+                outputs=[OpSchema.FormalParameter(name, *OPERANDS[name]) for name in op.outputs],
+                type_constraints=[
+                    ("T", [t.onnx_name for t in TYPES], "Type of X and Y."),
+                    ("S", [t.onnx_name for t in TYPES], "Type of scale and bias: T or float."),
+                ],
+                attributes=[_attribute(a) for a in attributes_of(op, version)],
+            )
+            schema.set_type_and_shape_inference_function(_infer)
+            made.append(schema)
+    return made
+
+
+def register_schemas() -> None:
+    """Make ``onnx.checker`` and ``onnx.shape_inference`` of this process know the operators. Safe to call again.
+
+    Fused models do not need it (their function bodies suffice); nodes without a body do.
+    """
+    known = {(s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history() if s.domain == DOMAIN}
+    for schema in schemas():
+        if (schema.name, schema.since_version) not in known:
+            onnx.defs.register_schema(schema)

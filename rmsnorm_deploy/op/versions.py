@@ -1,0 +1,77 @@
+"""Which versions the operators' domain has, and what each changed.
+
+A version never changes its meaning: a fused file must run for ever. Within a version an operator may grow attributes,
+since an absent one means its default. A new version is for what is not an addition: another default, another meaning.
+
+onnxruntime does not let a kernel know which version a model imports. From version 2 on, every node therefore carries
+its version as the attribute ``version``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+DOMAIN = "rmsnorm_deploy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """One version of the domain.
+
+    Attributes:
+        number: as models import it.
+        defaults: of the attributes whose default differs from the version before, by name.
+    """
+
+    number: int
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+VERSIONS = (Version(1),)
+"""Every version that this release reads and writes, oldest first."""
+
+
+VERSION = VERSIONS[-1].number
+"""The newest version."""
+
+
+def newest() -> int:
+    """The version that new models get."""
+    return VERSIONS[-1].number
+
+
+def version_of(imports: Mapping[str, int]) -> int:
+    """The version in which the nodes of a model are to be read and written.
+
+    A model that imports the domain keeps its version, so that the nodes that it has keep their meaning.
+
+    Args:
+        imports: the version that the model imports of each domain.
+
+    Raises:
+        ValueError: this release does not know the version that the model imports.
+    """
+    version = imports.get(DOMAIN, newest())
+    check(version)
+    return version
+
+
+def check(version: int) -> None:
+    """Refuse a version that this release does not know.
+
+    Raises:
+        ValueError: it does not know it.
+    """
+    if version not in [v.number for v in VERSIONS]:
+        known = ", ".join(str(v.number) for v in VERSIONS)
+        raise ValueError(f"version {version} of the domain {DOMAIN} is unknown to this release, which knows {known}")
+
+
+def default(name: str, first: Any, version: int) -> Any:
+    """The default of an attribute in a version, where ``first`` is the one that it came with."""
+    for v in VERSIONS:
+        if v.number <= version:
+            first = v.defaults.get(name, first)
+    return first

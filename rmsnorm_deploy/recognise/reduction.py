@@ -1,0 +1,210 @@
+"""The reduction: the node that opens a candidate, and what it says about its output."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import FLOAT_TYPES
+from rmsnorm_deploy.recognise import checks
+from rmsnorm_deploy.recognise.factor import ONE, Factor
+from rmsnorm_deploy.recognise.facts import Facts, int_attribute
+from rmsnorm_deploy.recognise.inference import Dim
+from rmsnorm_deploy.recognise.leading import leading_part
+from rmsnorm_deploy.recognise.match import Stage
+from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.square import Square, square_in_front
+from rmsnorm_deploy.recognise.state import Source, State
+
+_FLOATS = "float32, float16, bfloat16 or float64"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """What one node reduces.
+
+    Attributes:
+        square: the square that it adds up.
+        axes: over which dimensions.
+        restored: the output has these dimensions, as 1.
+        path: labels for reports.
+    """
+
+    square: Square
+    axes: tuple[int, ...]
+    restored: bool
+    path: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What a reduction says about its output, which is ``factor * S ** power`` with S the RMS.
+
+    Attributes:
+        read: what the node reduces; raises a Refusal where that is not a square.
+        power: of the RMS.
+        factor: constant factor.
+        stage: the stage reached with it.
+        floor: the RMS is at least this.
+    """
+
+    read: Callable[[Facts, ir.Node, ir.Value], Reduced]
+    power: int
+    factor: Factor
+    stage: Stage = Stage.MEAN_SQUARE
+    floor: float = 0.0
+
+
+def open_candidate(facts: Facts, node: ir.Node) -> State:
+    """The state after the reduction ``node``.
+
+    Raises:
+        Refusal: it reduces something that is not a square.
+    """
+    opening = OPENINGS[node.op_type]
+    value = node.inputs[0]
+    if value is None:
+        raise Refusal("has no input")
+    reduced = opening.read(facts, node, value)
+    square = reduced.square
+    base = checks.strip(facts, square.value)
+    dtype = _float_type(facts, base)
+    part = leading_part(facts, base, reduced.axes)
+    source = Source(
+        base,
+        square.value,
+        reduced.axes,
+        _measured_size(facts, square.value, reduced.axes),
+        None if part is None else checks.strip(facts, part[0]),
+        None if part is None else part[1],
+    )
+    types = [facts.dtype(n.outputs[0]) for n in (*square.nodes, node)]
+    normalised = opening.stage is Stage.NORMALISED
+    state = State(
+        stage=opening.stage,
+        value=node.outputs[0],
+        source=source,
+        power=opening.power,
+        factor=opening.factor,
+        restored=reduced.restored,
+        statistics=(facts.dtype(value) or dtype, *(t for t in types if t is not None and t in FLOAT_TYPES)),
+        x=square.value if normalised else None,
+        roundings=tuple(t for t in types if t is not None) if normalised else (),
+        nodes=(*square.nodes, node),
+        path=reduced.path,
+    )
+    if square.epsilon:
+        state = state.having("epsilon", square.epsilon)
+    return state.having("rms_floor", opening.floor) if opening.floor else state
+
+
+def _float_type(facts: Facts, base: ir.Value) -> ir.DataType:
+    """The type of what is squared."""
+    dtype = facts.dtype(base)
+    if dtype is None:
+        raise Refusal(
+            f"the type of '{base.name}' is unknown",
+            expected=_FLOATS,
+            found="no type in the file, and none could be inferred",
+            hint="run onnx.shape_inference.infer_shapes on the model, or export with types",
+        )
+    if dtype not in FLOAT_TYPES:
+        raise Refusal(f"squares '{base.name}' of type {dtype.name}", expected=_FLOATS, found=dtype.name)
+    return dtype
+
+
+def _measured_size(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Dim:
+    shape = facts.shape(value)
+    if shape is None or any(not -len(shape) <= a < len(shape) for a in axes):
+        return None
+    dims = [shape[a] for a in axes]
+    if len(dims) == 1:
+        return dims[0]
+    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How each operator says what it reduces
+
+
+def sum_of_square(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
+    """The square is a node of its own in front of the reduction."""
+    square = square_in_front(facts, value)
+    if square is None:
+        producer = value.producer()
+        raise Refusal(
+            "reduces something that is not a square",
+            expected="Pow(x, 2) or Mul(x, x) before the reduction",
+            found="a graph input" if producer is None else producer.op_type,
+        )
+    return _reduced(facts, node, square, (square.label, node.op_type))
+
+
+def squares_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
+    """The operator squares what it gets."""
+    return _reduced(facts, node, Square(value, (), node.op_type), (node.op_type,))
+
+
+def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...]) -> Reduced:
+    try:
+        axes = checks.reduction_axes(facts, node)
+    except Refusal as refusal:
+        refusal.stage = Stage.SQUARE
+        raise
+    return Reduced(square, axes, bool(int_attribute(node, "keepdims", 1)), path)
+
+
+def divides_by_norm(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
+    """LpNormalization: x divided by its norm."""
+    p = int_attribute(node, "p", 2)
+    if p != 2:
+        raise Refusal("divides by a norm other than L2", expected="p = 2", found=f"p = {p}")
+    axes = checks.canonical_axes([int_attribute(node, "axis", -1)], facts.rank(value))
+    return Reduced(Square(value, (), node.op_type), axes, True, (node.op_type,))
+
+
+def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
+    """Einsum ``...i,...i->...``; the summed dimensions are gone after it."""
+    attribute = node.attributes.get("equation")
+    if attribute is None or len(node.inputs) != 2 or None in node.inputs:
+        raise Refusal("is not a product of a value with itself", expected="Einsum of x with x")
+    equation = str(attribute.value).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    bases = {checks.strip(facts, v) for v in node.inputs if v is not None}
+    if not arrow or len(terms) != 2 or terms[0] != terms[1] or len(bases) != 1:
+        raise Refusal("is not a product of a value with itself", expected="'...i,...i->...'", found=equation)
+    term = terms[0]
+    letters = term.replace("...", "")
+    summed = [c for c in letters if c not in right]
+    kept = "".join(c for c in term if c == "." or c not in summed)
+    if not summed or len(set(letters)) != len(letters) or kept != right:
+        raise Refusal("does not sum over one run of dimensions", expected="'...i,...i->...'", found=equation)
+    flat = term.replace("...", ".")
+    positions = [flat.index(c) for c in summed]
+    if "." in flat:
+        dot = flat.index(".")
+        positions = [p - len(flat) if p > dot else p for p in positions]
+    rank = facts.rank(value)
+    if rank is None and "." not in flat:
+        rank = len(flat)
+    return Reduced(Square(value, (), node.op_type), checks.canonical_axes(positions, rank), False, (node.op_type,))
+
+
+_SUM = Factor(1.0, 1.0)
+_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+
+OPENINGS: Mapping[str, Opening] = {
+    "ReduceMean": Opening(sum_of_square, 2, ONE),
+    "ReduceSum": Opening(sum_of_square, 2, _SUM),
+    "ReduceSumSquare": Opening(squares_itself, 2, _SUM),
+    "ReduceL2": Opening(squares_itself, 1, _SUM**0.5, Stage.RMS),
+    # a zero vector stays zero here, where x / 0 would be NaN: the least normal number as the floor does that
+    "LpNormalization": Opening(divides_by_norm, -1, _SUM**-0.5, Stage.NORMALISED, floor=_LEAST_NORMAL),
+    "Einsum": Opening(product_with_itself, 2, _SUM),
+}
+"""The operators that can start a norm."""

@@ -1,0 +1,127 @@
+"""Norms: each becomes one call, in its own type, that a schedule replaces later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from onnx import TensorProto
+from tvm import relax
+
+from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op.dtypes import TYPES, float_type
+from rmsnorm_deploy.tvm.importer.dtypes import dtype_of
+from rmsnorm_deploy.tvm.importer.table import Convert
+from rmsnorm_deploy.tvm.schedules.norm import MARKER, to_text
+
+_NAMES = frozenset(t.name for t in TYPES)
+
+
+def emit_norm(bb: Any, parameters: NormParameters, inputs: list[Any]) -> Any:
+    """The call that stands for a norm; each of its results has X's type."""
+    ty, count = inputs[0].ty, len(parameters.op.outputs)
+    out = relax.TupleType([ty] * count) if count > 1 else ty
+    call = relax.op.call_pure_packed(MARKER, *inputs, tvm.ir.StringImm(to_text(parameters)), ty_args=out)
+    result = bb.emit(call)
+    if count > 1:
+        return relax.Tuple([bb.emit(relax.TupleGetItem(result, i)) for i in range(count)])
+    return result
+
+
+def _known_float(name: str, *values: Any) -> None:
+    for value in values:
+        if dtype_of(value) not in _NAMES or value.ty.ndim < 0:
+            raise ModelError(
+                f"{name} needs inputs of known rank and float type, not {value.ty}", "Export the model with shapes."
+            )
+
+
+def _ours(op: Op, version: int) -> Convert:
+    def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+        given = [inputs[i] for i in range(len(op.inputs))]
+        _known_float(op.value, *given)
+        x_type = float_type(dtype_of(given[0])).number
+        try:
+            parameters = NormParameters.from_attributes(op, attr, version=version, x_type=x_type)
+        except ValueError as error:
+            raise ModelError(f"{op.value} cannot be read: {error}", "Fuse the original model again.") from error
+        if x_type != parameters.output_type:
+            raise ModelError(
+                f"{op.value} has X of type {dtype_of(given[0])} and output_type {parameters.output_type}",
+                "Fuse the original model again.",
+            )
+        return emit_norm(bb, parameters, given)
+
+    return convert
+
+
+def _plain(name: str) -> Convert:
+    """RMSNormalization rounds to X's type before the scale, SimplifiedLayerNormalization does not."""
+
+    def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+        x, scale = inputs[0], inputs[1]
+        _known_float(name, x, scale)
+        rank, axis = x.ty.ndim, int(attr.get("axis", -1))
+        first = axis % rank
+        return _norm_of_mixed(
+            bb, x, scale, tuple(range(first - rank, 0)), float(attr.get("epsilon", 1e-5)), name == "RMSNormalization"
+        )
+
+    return convert
+
+
+def _norm_of_mixed(bb: Any, x: Any, scale: Any, axes: tuple[int, ...], epsilon: float, twice: bool) -> Any:
+    """A norm whose result has scale's type, as in ai.onnx; computed in the wider type where the two differ."""
+    x_dtype, scale_dtype = dtype_of(x), dtype_of(scale)
+    if x_dtype != scale_dtype:
+        wide = "float64" if "float64" in (x_dtype, scale_dtype) else "float32"
+        x, twice = bb.emit(relax.op.astype(x, wide)), False
+    dtype = dtype_of(x)
+    stash = TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
+    parameters = NormParameters(
+        op=Op.RMS_NORM,
+        output_type=float_type(dtype).number,
+        axes=axes,
+        epsilon=epsilon,
+        stash_type=stash,
+        scale_type=float_type(dtype).number if twice else stash,
+    )
+    if dtype_of(scale) != dtype and dtype_of(scale) != "float32":
+        scale = bb.emit(relax.op.astype(scale, dtype))
+    y = emit_norm(bb, parameters, [x, scale])
+    return y if dtype == scale_dtype else bb.emit(relax.op.astype(y, scale_dtype))
+
+
+def _skip(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+    """Outputs Y, two statistics that nobody may read, and the sum. Nothing is added in 16 bits."""
+    x, skip, scale, bias = (inputs[i] for i in range(4))
+    _known_float("SkipSimplifiedLayerNormalization", x, skip, scale)
+    epsilon, dtype = float(attr.get("epsilon", 1e-12)), dtype_of(x)
+    nothing = relax.const(0.0, "float32")
+    stash = TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
+    parameters = NormParameters(Op.ADD_RMS_NORM, float_type(dtype).number, (-1,), epsilon, stash, stash)
+    if bias is None and _same_shape(x, skip):
+        y, total = emit_norm(bb, parameters, [x, skip, scale])
+        return relax.Tuple([y, nothing, nothing, total])
+    wide = "float64" if dtype == "float64" else "float32"
+    total = relax.op.add(relax.op.astype(x, wide), relax.op.astype(skip, wide))
+    if bias is not None:
+        total = relax.op.add(total, relax.op.astype(bias, wide))
+    total = bb.emit(relax.op.astype(total, dtype))
+    plain = NormParameters(Op.RMS_NORM, float_type(dtype).number, (-1,), epsilon, stash, stash)
+    return relax.Tuple([emit_norm(bb, plain, [total, scale]), nothing, nothing, total])
+
+
+def _same_shape(a: Any, b: Any) -> bool:
+    return a.ty.shape is not None and b.ty.shape is not None and tvm_ffi.structural_equal(a.ty.shape, b.ty.shape)
+
+
+def converters(version: int) -> dict[str, Convert]:
+    """By the operator's name: ours in a ``version`` of our domain, ONNX's, and onnxruntime's."""
+    return {
+        **{op.value: _ours(op, version) for op in Op},
+        **{name: _plain(name) for name in ("RMSNormalization", "SimplifiedLayerNormalization")},
+        "SkipSimplifiedLayerNormalization": _skip,
+    }

@@ -1,0 +1,1 @@
+"""One file for each kind of GPU; :mod:`rmsnorm_deploy.tvm.targets.registry` finds them."""
