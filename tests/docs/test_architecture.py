@@ -45,7 +45,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it.
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
-cli: __init__ app
+cli: commands printing streams options outcome app commands/bench commands/compile commands/demo commands/doctor
+    commands/tune commands/verify commands/explain commands/fuse __init__
 fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
