@@ -345,7 +345,9 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
             print(
                 f"{i}/{len(groups)} {time.perf_counter() - begin:4.0f} s  {ours['case']} {group.dtype} "
                 f"{group.threads} thread{'s' * (group.threads > 1)}: {ours['ours_us']:.2f} us, "
-                + ", ".join(f"{r['baseline']} {r['ratio']:.2f}" for r in made if r["case"] == ours["case"])
+                + ", ".join(
+                    f"{r['ratio']:.2f} times as fast as {r['baseline']}" for r in made if r["case"] == ours["case"]
+                )
                 + f" ({ours['rounds']} rounds)"
                 + (f"; DISTURBED: other processes used {others:.0%} of the CPUs" if others > DISTURBED else ""),
                 file=sys.stderr,

@@ -266,6 +266,19 @@ def test_inputs_are_deterministic_small_and_valid():
     assert not np.array_equal(make_inputs(model, seed=1)["input_ids"], a["input_ids"])
 
 
+def test_dimensions_that_are_arithmetic_follow_the_others():
+    model = inputs_model(
+        ("double", TensorProto.FLOAT, ["2*seq"]),
+        ("x", TensorProto.FLOAT, ["seq", "seq-len", "a/b", "past_len.1"]),
+        ("rest", TensorProto.FLOAT, ["seq - 2", "past_len.1 + 1"]),
+    )
+    assert {k: v.shape for k, v in make_inputs(model).items()} == {"double": (16,), "x": (8, 8, 4, 0), "rest": (6, 1)}
+    given = make_inputs(model, {"x": (3, 5, 7, 2)})
+    assert (given["double"].shape, given["rest"].shape) == ((6,), (1, 3))
+    with pytest.raises(UsageError, match="'seq - 2' would be -1"):
+        make_inputs(model, {"x": (1, 5, 7, 2)})
+
+
 def test_a_given_shape_holds_for_the_same_names_elsewhere():
     model = inputs_model(("a", TensorProto.FLOAT, ["n", 4]), ("b", TensorProto.FLOAT, ["n"]))
     feeds = make_inputs(model, {"a": (3, 4)})

@@ -46,7 +46,7 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ machine ulp result exact bench doctor original comparison verify demo
-cli: __init__ app
+cli: printing streams options outcome commands commands/* app __init__
 fusing: __init__ report draft names guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__

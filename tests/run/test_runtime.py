@@ -155,6 +155,34 @@ def test_other_arguments_reach_onnxruntime(proto):
     np.testing.assert_allclose(result(opened), WANTED, rtol=1e-6)
 
 
+def test_the_arguments_are_onnxruntimes_own(proto, monkeypatch):
+    options = ort.SessionOptions()
+    opened = session.session(proto, options, ["CPUExecutionProvider"], [{}])
+    assert session.is_registered(options)
+    np.testing.assert_allclose(result(opened), WANTED, rtol=1e-6)
+    for name in ("sess_options", "session_options"):
+        options = ort.SessionOptions()
+        session.session(proto, **{name: options})
+        assert session.is_registered(options)
+    with pytest.raises(UsageError, match="both sess_options and session_options"):
+        session.session(proto, sess_options=options, session_options=options)
+    seen = {}
+    monkeypatch.setattr(ort, "InferenceSession", lambda model, **given: seen.update(given))
+    session.session(proto, None, ["CPUExecutionProvider"], [{"a": "b"}], override_builtin=True)
+    assert (seen["providers"], seen["provider_options"]) == (["CPUExecutionProvider"], [{"a": "b"}])
+    seen.clear()
+    session.session(proto, provider_options=[{"a": "b"}])
+    assert "provider_options" not in seen  # onnxruntime does not look at them either
+
+
+def test_the_library_says_what_it_can_run(tmp_path):
+    found = library.instruction_sets(library.library_path())
+    assert found[-1] == "portable"
+    assert len(set(found)) == len(found)
+    (tmp_path / "text.so").write_text("not a library")
+    assert library.instruction_sets(tmp_path / "text.so") == ()
+
+
 def test_beside_another_provider_the_library_is_left_out_and_that_is_said(proto, monkeypatch):
     seen = {}
 
