@@ -31,7 +31,7 @@ from benchmarks.neighbours import Neighbours
 from benchmarks.placement import pinned
 from benchmarks.timing import Contestant, alternate, median, quartiles, ratios
 from rmsnorm_deploy import op
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run.library import library_path
 
 ROWS = [1, 16, 512, 4096]
 SIZES = [64, 128, 896, 2048, 4096, 8192]
@@ -239,7 +239,7 @@ class Measurement:
 
 def instruction_set() -> str:
     """The one of our kernels that runs here."""
-    library = ctypes.CDLL(str(runtime.library_path()))
+    library = ctypes.CDLL(str(library_path()))
     library.rmsnorm_deploy_cpu_isa.restype = ctypes.c_char_p
     name = library.rmsnorm_deploy_cpu_isa()
     return name.decode() if name else "none"
@@ -345,7 +345,9 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
             print(
                 f"{i}/{len(groups)} {time.perf_counter() - begin:4.0f} s  {ours['case']} {group.dtype} "
                 f"{group.threads} thread{'s' * (group.threads > 1)}: {ours['ours_us']:.2f} us, "
-                + ", ".join(f"{r['baseline']} {r['ratio']:.2f}" for r in made if r["case"] == ours["case"])
+                + ", ".join(
+                    f"{r['ratio']:.2f} times as fast as {r['baseline']}" for r in made if r["case"] == ours["case"]
+                )
                 + f" ({ours['rounds']} rounds)"
                 + (f"; DISTURBED: other processes used {others:.0%} of the CPUs" if others > DISTURBED else ""),
                 file=sys.stderr,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.placement import cpus
+from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.run import toolchain
 
 SOURCE = Path(__file__).with_name("floor.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
@@ -27,12 +27,13 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 @functools.cache
 def library() -> Any:
     """The compiled copies, or None where there is no C++ compiler."""
-    compiler = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
-    if compiler is None:
+    try:
+        compiler = toolchain.compiler()
+    except MissingEnvironment:
         return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "floor.so"
-        subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
+        subprocess.run([*compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
         loaded = ctypes.CDLL(str(path))
     workers = cpus()[1:]
     loaded.floor_pin((ctypes.c_int * len(workers))(*workers), len(workers))

@@ -103,14 +103,14 @@ def saved_table(records: Sequence[Record], *, markdown: bool) -> str:
 
 
 def floor_table(records: Sequence[Record], *, markdown: bool) -> str:
-    """Our time over the better copy's."""
+    """How many times as fast as the better copy: 1 is the time that moving the bytes takes."""
     rows = []
     for (op, dtype), members in grouped(records, lambda r: (operator(r), r["dtype"])).items():
         once = list({r["case"]: r for r in members}.values())
-        most = max(once, key=lambda r: float(r["ours_us"] / r["floor_us"]))
-        worst = f"{most['ours_us'] / most['floor_us']:.2f} ({most['case'].split()[1]})"
-        rows.append([op, dtype, *_means(once, lambda r: float(r["ours_us"] / r["floor_us"])), worst])
-    return table(["operator", "type", *COLUMNS, "largest"], rows, markdown=markdown)
+        least = min(once, key=lambda r: float(r["floor_us"] / r["ours_us"]))
+        worst = f"{least['floor_us'] / least['ours_us']:.2f} ({least['case'].split()[1]})"
+        rows.append([op, dtype, *_means(once, lambda r: float(r["floor_us"] / r["ours_us"])), worst])
+    return table(["operator", "type", *COLUMNS, "smallest"], rows, markdown=markdown)
 
 
 def slower_table(records: Sequence[Record], *, markdown: bool) -> str:
@@ -130,7 +130,9 @@ def slower_table(records: Sequence[Record], *, markdown: bool) -> str:
     ]
     if not rows:
         return ""
-    return table(["case", "against", "type", "ours us", "theirs us", "ratio", "quartiles"], rows, markdown=markdown)
+    return table(
+        ["case", "against", "type", "ours us", "theirs us", "times as fast", "quartiles"], rows, markdown=markdown
+    )
 
 
 def missing(records: Sequence[Record]) -> list[str]:
@@ -150,10 +152,10 @@ def text(records: Sequence[Record], *, markdown: bool) -> str:
             clock = "1 thread, CPU time" if threads == 1 else f"{threads} threads, wall clock"
             slower = slower_table(found, markdown=markdown)
             sections = {
-                "ratio of times, theirs / ours, geometric means": ratio_table(found, markdown=markdown),
+                "times as fast as the other, geometric means": ratio_table(found, markdown=markdown),
                 "time saved against LayerNormalization": saved_table(found, markdown=markdown),
-                "our time / that of the better copy, geometric means": floor_table(found, markdown=markdown),
-                f"ratios below {SLOWER}": slower or "none",
+                "times as fast as the better copy, geometric means": floor_table(found, markdown=markdown),
+                f"less than {SLOWER} times as fast": slower or "none",
                 "no such baseline": "\n".join(missing(found)) or "none",
             }
             for title, content in sections.items():

@@ -177,9 +177,8 @@ def measure(op: Op, rows: int, size: int, dtype: str, threads: int, seconds: flo
             "ours_us": round(median(found[ours].rounds), 3),
             "baseline": baseline,
             "baseline_us": round(median(found[baseline].rounds), 3),
-            # of the baseline's time: the other way round than in benchmarks.cpu
-            "share": round(1 / median(ratios(found[ours], found[baseline])), 4),
-            "share_spread": [round(1 / q, 4) for q in reversed(quartiles(ratios(found[ours], found[baseline])))],
+            "ratio": round(median(ratios(found[ours], found[baseline])), 4),
+            "ratio_spread": [round(q, 4) for q in quartiles(ratios(found[ours], found[baseline]))],
             "class": kind,
             "others": None if others is None else round(others, 3),
             "machine": machine(),
@@ -199,17 +198,17 @@ def versions() -> dict[str, str]:
 
 
 def table(records: Sequence[dict[str, Any]], *, markdown: bool) -> str:
-    """Geometric means of our share of the baseline's time, and the largest in cache and beyond."""
+    """How many times as fast as the baseline: geometric means, and the smallest in cache and beyond."""
     rows = []
     groups = summary.grouped(records, lambda r: (r["op"], r["ours"], r["baseline"], r["dtype"], r["threads"]))
     for (op, ours, baseline, dtype, threads), members in groups.items():
-        cells = [f"{summary.geometric_mean([r['share'] for r in members]):.2f}"]
+        cells = [f"{summary.geometric_mean([r['ratio'] for r in members]):.2f}"]
         for wanted in (True, False):
             part = [r for r in members if (r["class"] != "beyond") is wanted]
-            worst = max(part, key=lambda r: float(r["share"]), default=None)
-            cells.append("-" if worst is None else f"{worst['share']:.2f} ({worst['rows']}x{worst['size']})")
+            worst = min(part, key=lambda r: float(r["ratio"]), default=None)
+            cells.append("-" if worst is None else f"{worst['ratio']:.2f} ({worst['rows']}x{worst['size']})")
         rows.append([f"{op}: {ours}", baseline, dtype, str(threads), *cells])
-    header = ["ours", "against", "type", "threads", "geometric mean", "largest in cache", "largest beyond"]
+    header = ["ours", "against", "type", "threads", "times as fast", "smallest in cache", "smallest beyond"]
     return summary.table(header, rows, markdown=markdown)
 
 
@@ -253,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(
                             f"{case} {dtype} {chosen.threads}: {made[0]['ours_us']:.3f} us, "
                             f"the function alone {made[-1]['ours_us']:.3f}; "
-                            + ", ".join(f"{r['baseline']} {r['share']:.2f}" for r in made)
+                            + ", ".join(f"{r['ratio']:.2f} times as fast as {r['baseline']}" for r in made)
                             + (f"; DISTURBED: other processes used {others:.0%}" if others > DISTURBED else ""),
                             file=sys.stderr,
                         )

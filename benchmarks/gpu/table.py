@@ -39,7 +39,7 @@ def bandwidth_table(records: Sequence[Record], *, markdown: bool) -> str:
 
 
 def peer_table(records: Sequence[Record], *, markdown: bool) -> str:
-    """Their time over ours: the geometric mean, the least, and in how many cases we are slower."""
+    """How many times as fast as the others: the geometric mean, the least, and in how many cases we are slower."""
     lines = []
     for name in dict.fromkeys(r["contestant"] for r in records):
         if name in ("ours", "copy"):
@@ -53,7 +53,7 @@ def peer_table(records: Sequence[Record], *, markdown: bool) -> str:
             where = f"{least['over_ours']:.2f} ({least['dtype']} {least['rows']}x{least['size']})"
             slower = sum(r["over_ours"] < 1 - NOISE for r in members)
             lines.append([op, name, str(len(members)), f"{mean:.2f}", where, str(slower)])
-    header = ["operator", "against", "cases", "ratio", "least", "we are slower in"]
+    header = ["operator", "against", "cases", "times as fast", "least", "we are slower in"]
     return table(header, lines, markdown=markdown) if lines else "nobody else is installed"
 
 
@@ -67,7 +67,8 @@ def unmet(records: Sequence[Record]) -> list[str]:
     for r in records:
         if r["contestant"] not in ("ours", "copy") and r["over_ours"] < 1 - NOISE:
             found.append(
-                f"{r['op']} {r['dtype']} {r['rows']}x{r['size']}: {r['contestant']} takes {r['over_ours']:.2f}"
+                f"{r['op']} {r['dtype']} {r['rows']}x{r['size']}: "
+                f"{r['over_ours']:.2f} times as fast as {r['contestant']}"
             )
     return found
 
@@ -81,7 +82,7 @@ def text(measured: dict[str, Any], *, markdown: bool) -> str:
         f"against {', '.join(measured['peers']) or 'nobody'}",
         "Microseconds for one norm, and the part of a device-to-device copy's speed",
         bandwidth_table(records, markdown=markdown),
-        "Their time over ours",
+        "Times as fast as the others",
         peer_table(records, markdown=markdown),
         f"Cases below what the kernels have to reach: {len(missed)} (of {cases})",
         *(f"* {line}" for line in missed),

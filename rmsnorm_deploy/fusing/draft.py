@@ -45,15 +45,21 @@ class Draft:
         scale_type: element type of the scale as it is written.
         unique: gives a name that the model does not use yet, from a wish.
         constant: gives a value that holds an array, from a name and the array; equal arrays are shared.
+        imports: the versions of domains that the model imports.
     """
 
     def __init__(
-        self, match: Match, unique: Callable[[str], str], constant: Callable[[str, ir.Tensor[Any]], ir.Value]
+        self,
+        match: Match,
+        unique: Callable[[str], str],
+        constant: Callable[[str, ir.Tensor[Any]], ir.Value],
+        imports: Mapping[str, int],
     ) -> None:
         self.dtype = ir.DataType(match.parameters.output_type)
         self.scale_type = match.scale_dtype
         self.unique = unique
         self.constant = constant
+        self.imports = imports
         self._match = match
         self._name = match.nodes[-1].name or match.output.name or "norm"
         self._nodes: list[ir.Node] = []
@@ -70,11 +76,19 @@ class Draft:
             x = self.cast(x, self.dtype, "cast")
         return x, residual, total
 
-    def value(self, dtype: ir.DataType, like: ir.Value) -> ir.Value:
-        """A new value without a name, of ``like``'s shape."""
-        return ir.Value(type=ir.TensorType(dtype), shape=like.shape)
+    def value(self, dtype: ir.DataType, like: ir.Value | None) -> ir.Value:
+        """A new value without a name, of ``like``'s shape; None leaves the shape open."""
+        return ir.Value(type=ir.TensorType(dtype), shape=None if like is None else like.shape)
 
-    def node(self, op_type: str, inputs: list[ir.Value], name: str, *, like: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def node(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        name: str,
+        *,
+        dtype: ir.DataType,
+        like: ir.Value | None = None,
+    ) -> ir.Value:
         """A standard node in front of the norm or behind it; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")

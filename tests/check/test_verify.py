@@ -167,7 +167,7 @@ def test_a_fused_model_that_does_not_load_fails_with_the_reason():
     original = norm()
     broken = fused(original)
     del broken.functions[:]
-    result = verify(original, broken, register=False)
+    result = verify(original, broken, library=False)
     assert not result.passed
     assert "does not load" in result.worst.reason
 
@@ -233,10 +233,10 @@ def test_without_the_library_verification_says_so(monkeypatch):
 
 def test_the_same_seed_gives_the_same_result():
     original = norm("float16")
-    a, b = (verify(original, fused(original), register=False).to_dict() for _ in range(2))
+    a, b = (verify(original, fused(original), library=False).to_dict() for _ in range(2))
     assert a == b
     assert a["schema_version"] == 1
-    assert verify(original, fused(original), seed=1, register=False).to_dict() != a
+    assert verify(original, fused(original), seed=1, library=False).to_dict() != a
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -264,6 +264,19 @@ def test_inputs_are_deterministic_small_and_valid():
     assert a["hidden"].dtype.name == "bfloat16"
     assert a["flag"].item() is True
     assert not np.array_equal(make_inputs(model, seed=1)["input_ids"], a["input_ids"])
+
+
+def test_dimensions_that_are_arithmetic_follow_the_others():
+    model = inputs_model(
+        ("double", TensorProto.FLOAT, ["2*seq"]),
+        ("x", TensorProto.FLOAT, ["seq", "seq-len", "a/b", "past_len.1"]),
+        ("rest", TensorProto.FLOAT, ["seq - 2", "past_len.1 + 1"]),
+    )
+    assert {k: v.shape for k, v in make_inputs(model).items()} == {"double": (16,), "x": (8, 8, 4, 0), "rest": (6, 1)}
+    given = make_inputs(model, {"x": (3, 5, 7, 2)})
+    assert (given["double"].shape, given["rest"].shape) == ((6,), (1, 3))
+    with pytest.raises(UsageError, match="'seq - 2' would be -1"):
+        make_inputs(model, {"x": (1, 5, 7, 2)})
 
 
 def test_a_given_shape_holds_for_the_same_names_elsewhere():
@@ -311,7 +324,7 @@ def test_arrays_have_to_fit_the_inputs(tmp_path):
     assert load_inputs(tmp_path / "f.npz", model).keys() == good.keys()
     with pytest.raises(UsageError, match="no array for input 'n'"):
         fit_inputs({"x": good["x"]}, model)
-    with pytest.raises(UsageError, match="'z' that is no input"):
+    with pytest.raises(UsageError, match="'z' that is not an input"):
         fit_inputs(good | {"z": good["x"]}, model)
     with pytest.raises(UsageError, match="takes int64"):
         fit_inputs(good | {"n": np.ones(1)}, model)

@@ -254,7 +254,7 @@ def test_integers_are_not_a_norm_and_not_an_error(run, tmp_path):
 @pytest.mark.parametrize("form", ["onnx", "ort"])
 def test_the_other_forms_are_written_and_verified(run, tmp_path, form):
     pytest.importorskip("onnxruntime")
-    status, out, err = run("fuse", LLAMA, "-o", tmp_path / "f.onnx", "--op", form, "--verify")
+    status, out, err = run("fuse", LLAMA, "-o", tmp_path / "f.onnx", "--form", form, "--verify")
     assert status == 0, err
     assert "fused 5 of 5" in out
     assert "verified" in err
@@ -317,7 +317,7 @@ def test_output_refusals_are_exit_code_2(fails, run, tmp_path):
     assert "is a folder" in fails(2, "fuse", path, "-o", tmp_path)
     for same in ("m.onnx", "link.onnx", "hard.onnx"):
         assert "is the input" in fails(2, "fuse", path, "-o", tmp_path / same, "--force")
-    assert "there is no form" in fails(2, "fuse", path, "-o", tmp_path / "f.onnx", "--op", "magic")
+    assert "there is no form" in fails(2, "fuse", path, "-o", tmp_path / "f.onnx", "--form", "magic")
     assert "--dry-run makes none" in fails(2, "fuse", path, "--dry-run", "--verify")
     assert (tmp_path / "there.onnx").read_text() == "precious"
     assert path.read_bytes() == LLAMA.read_bytes()
@@ -437,6 +437,21 @@ def test_explain_a_near_miss(run, tmp_path):
     assert "0 of 1" in out
 
 
+def test_the_form_had_another_name_which_is_not_listed(run):
+    for option in ("--op", "--form"):
+        status, out, err = run("explain", LLAMA, option, "ort", "--json")
+        assert status == 0, err
+        assert json.loads(out)["form"] == "ort"
+    assert "--op" not in run("explain", "--help")[1]
+
+
+def test_the_entry_point_has_a_short_name(capsys):
+    from rmsnorm_deploy.cli import main
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rmsnorm-deploy {__version__}\n"
+
+
 def test_names_cannot_reach_the_terminal_as_control_characters(run, tmp_path):
     nasty = norm(13)
     for node in nasty.graph.node:
@@ -547,9 +562,11 @@ def test_doctor(run, monkeypatch):
     [
         (None, ["g++", "nvcc"], {"compile, tune": "not here: apache-tvm is not installed"}),
         ("0.26.0", ["g++", "nvcc"], {"compile, tune": "not here: apache-tvm is 0.26.0, and 0.27 is needed"}),
-        ("0.27.0", [], {"compile, tune": "not here: there is no C++ compiler to link with"}),
+        ("0.27.0", [], {"compile, tune": "not here: there is no C++ compiler"}),
         ("0.27.0", ["g++", "nvcc"], {"compile, tune": "here", "compile --target cuda": "here"}),
         ("0.27.0", ["g++"], {"compile, tune": "here", "compile --target cuda": "not here: there is no nvcc"}),
+        ("0.27.0", ["clang++"], {"compile, tune": "here", "compile --target cuda": "not here: there is no nvcc"}),
+        ("0.27.0", ["cc"], {"compile, tune": "here", "compile --target cuda": "not here: there is no nvcc"}),
     ],
 )
 def test_doctor_says_what_tvm_compiles_here(run, monkeypatch, tmp_path, version, compilers, said):
@@ -566,7 +583,7 @@ def test_doctor_says_what_tvm_compiles_here(run, monkeypatch, tmp_path, version,
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setattr(importlib.metadata, "version", installed)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+    for name in ("CC", "CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     runs = json.loads(run("doctor", "--json")[1])["runs"]
     assert {k: v for k, v in runs.items() if k.startswith("compile")} == said

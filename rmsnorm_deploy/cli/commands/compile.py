@@ -1,0 +1,55 @@
+"""The command ``compile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
+from rmsnorm_deploy.cli.printing import print_json, say, show
+from rmsnorm_deploy.cli.streams import to_stderr
+from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS
+
+ORDER = 60
+"""Its place in the list of commands."""
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Fused or not.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to make.")],
+    target: Target = "llvm",
+    mcpu: Mcpu = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="GPUS", help=f"The GPUs. {ARCHITECTURES_IN_WORDS}.")
+    ] = None,
+    mtriple: Mtriple = None,
+    dump_ir: Annotated[
+        Path | None, typer.Option("--dump-ir", metavar="DIR", help="Write the module there after each pass.")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option("--tuned", metavar="LOG", help="Schedules that the command tune has found.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compile MODEL with TVM into a folder that rmsnorm_deploy.tvm.load runs without the model."""
+    from rmsnorm_deploy import tvm
+
+    with to_stderr():
+        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch, mtriple=mtriple)
+    if as_json:
+        print_json(made.to_dict())
+    else:
+        cpu = made.mcpu if mtriple is None else f"{made.mcpu}, {made.mtriple}"
+        where = cpu if made.target == "llvm" else f"{arch}, driven by {cpu}" if arch else f"driven by {cpu}"
+        norms, kernels = (
+            f"{count} {what}{'' if count == 1 else 's'}"
+            for count, what in ((made.norms, "norm"), (made.kernels, "kernel"))
+        )
+        show(f"{made.path}: {norms} in {kernels}, for {made.target} {where}")
+    if made.tuned is not None:
+        rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
+        rest = "" if made.tuned == made.kernels else rest
+        say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
+    say(f"took {made.seconds:.2f} s")
