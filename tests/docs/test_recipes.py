@@ -116,9 +116,7 @@ def test_a_recipe_applies_touches_few_files_and_passes_its_tests(title, tmp_path
     diff = diff_of(text)
     copy = Copy(tmp_path, diff)
     touched = copy.touched()
-    assert len(touched) == len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)), (
-        "a file's part starts with diff --git"
-    )
+    assert len(touched) == len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)), "a file's part starts with diff --git"
     product = {name for name in touched if name.startswith(("rmsnorm_deploy/", "ops/"))} - {BUILD}
     assert 1 <= len(product) <= MOST[title], sorted(product)
     assert touched.get(BUILD, 0) <= 1, "more than a line in the build"
