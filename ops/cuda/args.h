@@ -32,12 +32,12 @@ struct Weights {
 // How a sum of squares becomes an rms: the float attributes of the contract, and what follows from them. statistic.cuh
 // makes and reads it.
 struct Statistic {
-#define FIELD(name, neutral, since) float name;
-  RMS_NORM_FLOAT_ATTRIBUTES(FIELD)
-#undef FIELD
   double count;      // values in the mean
   float count_high;  // 1 / count, in two parts
   float count_low;
+#define FIELD(name, neutral, since) float name;
+  RMS_NORM_FLOAT_ATTRIBUTES(FIELD)
+#undef FIELD
   float largest_term;  // of sqrt(epsilon), epsilon_outside and rms_floor
   bool plain;          // the last two are zero
   bool ordinary;       // they are so small that float32 arithmetic cannot overflow on them

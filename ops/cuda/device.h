@@ -60,24 +60,34 @@ __device__ inline C rounded(C value) {
 template <typename T>
 constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 
-__device__ inline void unpack(const uint4& raw, float (&values)[4], const float*) { memcpy(values, &raw, sizeof raw); }
-__device__ inline void unpack(const uint4& raw, float (&values)[8], const Half*) {
-  __half2 pairs[4];
+__device__ inline float2 widen(__half2 pair) { return __half22float2(pair); }
+__device__ inline float2 widen(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+__device__ inline void narrow(float x, float y, __half2& pair) { pair = __floats2half2_rn(x, y); }
+__device__ inline void narrow(float x, float y, __nv_bfloat162& pair) { pair = __floats2bfloat162_rn(x, y); }
+
+template <typename Pair>
+__device__ inline void unpack_pairs(const uint4& raw, float (&values)[8]) {
+  Pair pairs[4];
   memcpy(pairs, &raw, sizeof raw);
   for (int i = 0; i < 4; ++i) {
-    const float2 pair = __half22float2(pairs[i]);
+    const float2 pair = widen(pairs[i]);
     values[2 * i] = pair.x;
     values[2 * i + 1] = pair.y;
   }
 }
+template <typename Pair>
+__device__ inline uint4 pack_pairs(const float (&values)[8]) {
+  Pair pairs[4];
+  for (int i = 0; i < 4; ++i) narrow(values[2 * i], values[2 * i + 1], pairs[i]);
+  uint4 raw;
+  memcpy(&raw, pairs, sizeof raw);
+  return raw;
+}
+
+__device__ inline void unpack(const uint4& raw, float (&values)[4], const float*) { memcpy(values, &raw, sizeof raw); }
+__device__ inline void unpack(const uint4& raw, float (&values)[8], const Half*) { unpack_pairs<__half2>(raw, values); }
 __device__ inline void unpack(const uint4& raw, float (&values)[8], const Bfloat*) {
-  __nv_bfloat162 pairs[4];
-  memcpy(pairs, &raw, sizeof raw);
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = __bfloat1622float2(pairs[i]);
-    values[2 * i] = pair.x;
-    values[2 * i + 1] = pair.y;
-  }
+  unpack_pairs<__nv_bfloat162>(raw, values);
 }
 
 __device__ inline uint4 pack(const float (&values)[4], const float*) {
@@ -85,20 +95,8 @@ __device__ inline uint4 pack(const float (&values)[4], const float*) {
   memcpy(&raw, values, sizeof raw);
   return raw;
 }
-__device__ inline uint4 pack(const float (&values)[8], const Half*) {
-  __half2 pairs[4];
-  for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
-  uint4 raw;
-  memcpy(&raw, pairs, sizeof raw);
-  return raw;
-}
-__device__ inline uint4 pack(const float (&values)[8], const Bfloat*) {
-  __nv_bfloat162 pairs[4];
-  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-  uint4 raw;
-  memcpy(&raw, pairs, sizeof raw);
-  return raw;
-}
+__device__ inline uint4 pack(const float (&values)[8], const Half*) { return pack_pairs<__half2>(values); }
+__device__ inline uint4 pack(const float (&values)[8], const Bfloat*) { return pack_pairs<__nv_bfloat162>(values); }
 
 // 16 bytes at chunk `index`. x and residual may be written in the same call, so they never go through the read-only
 // path; scale and bias do.

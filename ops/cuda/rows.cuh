@@ -101,13 +101,13 @@ __device__ inline Factor rescued(const SumOf<T>& sum, const Args& a, SumOf<T>* p
 
 // x + residual, rounded to T.
 template <typename T>
-__device__ inline uint4 added(const uint4& x, const uint4& residual) {
+__device__ inline uint4 added(const uint4& x, const uint4& residual, const Statistic& s) {
   float v[kChunk<T>];
   float r[kChunk<T>];
   unpack(x, v, static_cast<const T*>(nullptr));
   unpack(residual, r, static_cast<const T*>(nullptr));
 #pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) v[i] += r[i];
+  for (int i = 0; i < kChunk<T>; ++i) v[i] = combined(v[i], r[i], s);
   return pack(v, static_cast<const T*>(nullptr));
 }
 
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidu
     for (int p = 0; p < kChunks; ++p) {
       const int index = lane + p * group;
       if (kResidual) {
-        x[p] = added<T>(x[p], residual[p]);
+        x[p] = added<T>(x[p], residual[p], a.statistic);
         if (has[p]) store_chunk(a.sum, start + index, x[p]);
       }
       float v[kValues];
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __
       for (int p = 0; p < kBatch; ++p) {
         const std::int64_t index = first + p * stride;
         if (kResidual) {
-          x[p] = added<T>(x[p], residual[p]);
+          x[p] = added<T>(x[p], residual[p], a.statistic);
           if (index < chunks) store_chunk(a.sum, start + index, x[p]);
         }
         if (a.staged && index < chunks) kept[index] = x[p];

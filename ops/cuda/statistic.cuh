@@ -1,4 +1,5 @@
-// From squares to the factor that a row is multiplied by.
+// The formula of the contract: how x and residual are combined, and from squares to the factor that a row is multiplied
+// by.
 #ifndef RMSNORM_DEPLOY_CUDA_STATISTIC_CUH_
 #define RMSNORM_DEPLOY_CUDA_STATISTIC_CUH_
 
@@ -24,6 +25,12 @@ inline Statistic statistic_of(const rms_norm_params& p, std::int64_t measured) {
   s.plain = p.epsilon_outside == 0 && p.rms_floor == 0;
   s.ordinary = p.epsilon_outside < 0x1p60f && p.rms_floor < 0x1p60f;
   return s;
+}
+
+// x with its residual, before that is rounded to T. No attribute has a part in it so far.
+template <typename C>
+__device__ inline C combined(C x, C residual, const Statistic&) {
+  return x + residual;
 }
 
 // A running sum. Results of 16 bits need no more than float32 accumulation. For wider ones the sum carries what each

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kStridedThreads, 2) strided_kernel(const __gri
         x.unpacked(v);
         residual.unpacked(r);
 #pragma unroll
-        for (int k = 0; k < kValues; ++k) v[k] += r[k];
+        for (int k = 0; k < kValues; ++k) v[k] = combined(v[k], r[k], a.statistic);
         x.set(v);
         x.store(a.sum, start + i * a.inner);
       }
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kStridedThreads, 2) float64_strided_kernel(con
       T x = static_cast<const T*>(a.x)[here];
       if (a.residual) {
         const T residual = static_cast<const T*>(a.residual)[here];
-        narrow(static_cast<double>(widen(x)) + static_cast<double>(widen(residual)), x);
+        narrow(combined(static_cast<double>(widen(x)), static_cast<double>(widen(residual)), a.statistic), x);
         static_cast<T*>(a.sum)[here] = x;
       }
       const double v = widen(x);

@@ -9,6 +9,14 @@ from rmsnorm_deploy.fusing.form import Unsuited
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.recognise.match import Match
 
+_EXPRESSED = ("op", "output_type", "axes", "epsilon", "stash_type", "scale_type")
+"""The parameters that are looked at one by one; any other has to have its default, which changes nothing."""
+_WORDS = {
+    "partial_size": "statistic over a part of the features",
+    "epsilon_outside": "epsilon outside the root",
+    "rms_floor": "least RMS",
+}
+
 
 def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
     """``match`` as RMSNorm or AddRMSNorm, or why it is neither.
@@ -19,15 +27,11 @@ def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
     """
     p = match.parameters
     extra = [
-        text
-        for given, text in (
-            (p.partial_size, "statistic over a part of the features"),
-            (p.epsilon_outside, "epsilon outside the root"),
-            (p.rms_floor, "least RMS"),
-            (match.bias, "bias"),
-        )
-        if given
+        _WORDS.get(f.name, f.name)
+        for f in dataclasses.fields(p)
+        if f.name not in _EXPRESSED and getattr(p, f.name) != f.default
     ]
+    extra += ["bias"] if match.bias is not None else []
     if extra:
         return Unsuited(f"{operator} has no {' and no '.join(extra)}")
     if p.axes[-1] != -1:

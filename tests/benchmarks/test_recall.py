@@ -131,10 +131,9 @@ def test_onnxruntime_finds_what_it_knows_and_keeps_what_the_exporter_fused(recor
 def test_a_wrong_epsilon_is_found_in_small_rows(record):
     wrong = row(record, "wrong_epsilon")
     assert (wrong["found"], wrong["wrong"], wrong["sound"]) == (4, 4, 0)
-    for model in record["models"]:
-        assert model["inputs"] == ["normal", "scaled", "small"]
-        if model["must_fuse"]:
-            assert model["tools"]["wrong_epsilon"]["reason"].startswith("scaled inputs")
+    assert all(model["inputs"] == ["normal", "scaled", "small"] for model in record["models"])
+    reasons = [model["tools"]["wrong_epsilon"]["reason"] for model in record["models"] if model["must_fuse"]]
+    assert [reason.startswith("scaled inputs") for reason in reasons] == [True] * 4
 
 
 def test_what_does_not_load_and_what_crashes_is_counted_as_such(record):

@@ -45,9 +45,9 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine ulp result exact bench doctor original comparison verify demo
-cli: printing streams options outcome commands commands/* app __init__
-fusing: __init__ report draft names guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
+check: __init__ machine result ulp exact bench doctor original comparison verify demo
+cli: commands streams printing outcome options app commands/* __init__
+fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
 recognise: __init__ match scopes inference folding refusal facts factor leading residual state checks fused_forms

@@ -435,6 +435,7 @@ def test_a_fault_that_the_original_has_as_well_is_no_obstacle(tmp_path):
     model.graph.node.reverse()
     (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
     save(model, tmp_path / "out.onnx", source=tmp_path / "in.onnx")
+    assert load_proto(tmp_path / "out.onnx").graph.node == model.graph.node
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])

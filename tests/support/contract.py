@@ -3,7 +3,6 @@
 import ctypes
 import dataclasses
 import inspect
-import platform
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +53,12 @@ def load(path):
     return lib
 
 
-INSTRUCTION_SETS = ["portable", *(["neon"] if platform.machine() in ("aarch64", "arm64") else ["avx2", "avx512"])]
+def instruction_sets(library):
+    """Names of those that a library has kernels for, best first."""
+    names = []
+    while (name := library.rmsnorm_deploy_cpu_isa_at(len(names), None)) is not None:
+        names.append(name.decode())
+    return names
 
 
 def strides(array, shape):

@@ -10,7 +10,7 @@
 
 namespace {
 
-ON_ANY_X86 bool has_avx2_fma_f16c() {
+ON_ANY_X86 inline bool has_avx2_fma_f16c() {
   __builtin_cpu_init();
   // These two also say that the operating system saves the wide registers. F16C has a name for this builtin in some
   // compilers only, so its bit is read directly.

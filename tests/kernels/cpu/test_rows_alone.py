@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rmsnorm_deploy.run.library import library_path
-from tests.support.contract import BF16, DTYPES, F16, F32, INSTRUCTION_SETS, Call, load, values
+from tests.support.contract import BF16, DTYPES, F16, F32, Call, instruction_sets, load, values
 
 SIZES = [16, 32, 63, 64, 96, 128, 200, 256, 896, 1024, 2048, 4096, 4128, 8192]
 # The contract can do more in one call than the operators.
@@ -62,7 +62,7 @@ def bits(array):
     return array.view(np.uint16 if array.itemsize == 2 else np.uint32)
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
+@pytest.fixture(params=instruction_sets(load(library_path())))
 def isa(request, copies):
     for library in copies.values():
         if library.rmsnorm_deploy_cpu_set_isa(request.param.encode()):
