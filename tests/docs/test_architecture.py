@@ -46,7 +46,7 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
-cli: commands streams printing outcome options app commands/* __init__
+cli: streams commands printing options outcome app commands/* __init__
 fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
@@ -57,7 +57,7 @@ tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
     rotary shaping slicing convert
-tvm/passes: __init__ lower rest tidy pipeline
+tvm/passes: __init__ lower tidy rest pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding

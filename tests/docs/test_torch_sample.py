@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmsnorm_deploy.model.load import load_proto
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venvs" / "torch" / "bin" / "python"

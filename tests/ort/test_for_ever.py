@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from rmsnorm_deploy.op import DOMAIN, NormParameters, version_of
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support.judge import units
 from tests.support.older import ROOT, VERSIONS, python_with
 from tests.support.run_files import WAYS

@@ -44,7 +44,10 @@ def command(
         add_row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
     show(table)
     show("")
-    show("errors in ULP: the type's epsilon times the row's largest value; measured against " + (result.truth or "-"))
+    show(
+        "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
+        + (result.truth or "-")
+    )
     kernels = "not counted" if result.kernel_nodes is None else str(result.kernel_nodes)
     show(f"fused nodes: {result.fused_nodes}; in the library's kernels: {kernels}")
     for note in [*result.notes, *([f"library not used: {result.library}"] if result.library else [])]:

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/check.h"
 #include "cpu/plan.h"
 #include "cpu/scalar.h"
 
