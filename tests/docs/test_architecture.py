@@ -45,8 +45,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp exact bench doctor original comparison verify demo
-cli: streams commands printing options outcome app commands/* __init__
+check: __init__ machine ulp result exact bench doctor original comparison verify demo
+cli: commands printing streams outcome options app commands/* __init__
 fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
