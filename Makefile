@@ -5,11 +5,14 @@ BIN    := $(VENV)/bin
 
 # Oldest supported and a middle onnxruntime; the newest is the one in .venv. The kernels and fused files are run on all three.
 OLD_ONNXRUNTIMES := 1.20.1 1.24.4
+# What runs the PyTorch sample. A build for the CPU is enough, and a tenth of the size: name one where pip finds it, as in
+# make test TORCH='torch==2.13.0+cpu'
+TORCH ?= torch==2.13.0
 
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test lint format unit venv clean gpu-check
+.PHONY: demo test environments lint format unit venv clean gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -33,9 +36,19 @@ $(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.c
 	.venvs/ort-$*/bin/python -m pip install -q --disable-pip-version-check 'onnxruntime==$*' 'numpy<2.3' onnx ml_dtypes pytest
 	touch $@
 
+# Without PyTorch its sample is not tested, and the test says so.
+.venvs/torch/ready:
+	$(PYTHON) -m venv .venvs/torch
+	if .venvs/torch/bin/python -m pip install -q --disable-pip-version-check '$(TORCH)' onnxscript onnxruntime onnx-ir; \
+	then touch $@; else echo "no PyTorch: its sample is not tested"; fi
+
 venv: $(VENV)/ready-dev
 
-test: venv $(OLD_ONNXRUNTIMES:%=.venvs/ort-%/ready) lint unit
+environments: venv $(OLD_ONNXRUNTIMES:%=.venvs/ort-%/ready) .venvs/torch/ready
+
+test:
+	$(MAKE) -j4 environments
+	$(MAKE) lint unit
 
 lint: venv
 	$(BIN)/ruff check .
@@ -48,8 +61,9 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
+# Whole files go to two workers, in the order of tests/conftest.py.
 unit: venv
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
 gpu-check:

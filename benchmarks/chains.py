@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from benchmarks.placement import onnxruntime_affinities
 from rmsnorm_deploy import op
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run.session import register
 
 DTYPES: dict[str, tuple[int, Any]] = {
     "float32": (TensorProto.FLOAT, np.float32),
@@ -157,7 +157,7 @@ def _options(threads: int) -> Any:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if affinities := onnxruntime_affinities(threads):
         options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
-    runtime.register(options)  # for every contestant, so that the options are the same
+    register(options)  # for every contestant, so that the options are the same
     return options
 
 

@@ -31,7 +31,7 @@ from benchmarks.neighbours import Neighbours
 from benchmarks.placement import pinned
 from benchmarks.timing import Contestant, alternate, median, quartiles, ratios
 from rmsnorm_deploy import op
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run.library import library_path
 
 ROWS = [1, 16, 512, 4096]
 SIZES = [64, 128, 896, 2048, 4096, 8192]
@@ -239,7 +239,7 @@ class Measurement:
 
 def instruction_set() -> str:
     """The one of our kernels that runs here."""
-    library = ctypes.CDLL(str(runtime.library_path()))
+    library = ctypes.CDLL(str(library_path()))
     library.rmsnorm_deploy_cpu_isa.restype = ctypes.c_char_p
     name = library.rmsnorm_deploy_cpu_isa()
     return name.decode() if name else "none"

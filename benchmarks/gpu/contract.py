@@ -14,7 +14,7 @@ BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
 
 
 class Params(ctypes.Structure):
-    """``rms_norm_params``."""
+    """``rms_norm_params``, for the tests too: `tests/kernels/cpu/test_layout.py` compares it with the header."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.gpu.package import package_file
 
-
-def _package_module() -> object:
-    # By its file: importing the package would need onnx, and this machine may have NumPy only.
-    spec = importlib.util.spec_from_file_location("rmsnorm_deploy_cuda", ROOT / "rmsnorm_deploy" / "run" / "nvidia.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cuda = _package_module()
+cuda = package_file("run/nvidia.py")
 
 # CUdevice_attribute
 _MULTIPROCESSORS, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76

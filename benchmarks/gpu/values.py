@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
-from benchmarks.gpu.contract import BFLOAT16, FLOAT16, FLOAT32
+from benchmarks.gpu.contract import BFLOAT16, FLOAT16
+from benchmarks.gpu.package import package_file
 
-_FRACTION_BITS = {FLOAT32: 23, FLOAT16: 10, BFLOAT16: 7}
+ulp = package_file("check/ulp.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What the definition of an ULP needs to know of a type."""
+
+    mantissa_bits: int
+    smallest: float
+
+    @classmethod
+    def of(cls, data_type: int) -> Precision:
+        """From what NumPy knows: bfloat16 lacks the lower 16 bits of float32's mantissa."""
+        known = np.finfo(np.float16 if data_type == FLOAT16 else np.float32)
+        cut = 16 if data_type == BFLOAT16 else 0
+        return cls(known.nmant - cut, float(known.smallest_subnormal) * 2.0**cut)
 
 
 def encode(values: np.ndarray, data_type: int) -> np.ndarray:
@@ -42,7 +60,4 @@ def norm(
 
 def units(got: np.ndarray, truth: np.ndarray, data_type: int, axis: int = -1) -> float:
     """The largest error, in units in the last place of the largest value of its row."""
-    largest = np.abs(truth).max(axis=axis, keepdims=True)
-    step = np.exp2(np.floor(np.log2(np.maximum(largest, 1e-30))) - _FRACTION_BITS[data_type])
-    error = np.abs(got - truth) / step
-    return float(np.where(np.isnan(error), np.inf, error).max(initial=0))
+    return ulp.units(got, truth, Precision.of(data_type), axis)

@@ -21,36 +21,28 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from rmsnorm_deploy.check.exact import Truth, by_definition
-from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.check.ulp import ulp
+from rmsnorm_deploy.errors import UsageError, first_line
 from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op.dtypes import FLOAT_TYPES, float_type
 from rmsnorm_deploy.run.inputs import OTHER_SIZE, Array, Feeds, adversarial_inputs, is_float, make_inputs
-from rmsnorm_deploy.run.runner import Runnable, Runner, first_line, library_problem
+from rmsnorm_deploy.run.runnable import Runnable
+from rmsnorm_deploy.run.runner import Runner
+from rmsnorm_deploy.run.session import library_problem
 
 FUSED = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"})
 OURS = frozenset(o.value for o in Op)
 
 BAR_ULPS: dict[int, tuple[float, float]] = {
-    TensorProto.BFLOAT16: (4, 20),
-    TensorProto.FLOAT16: (4, 20),
-    TensorProto.FLOAT: (32, 256),
-    TensorProto.DOUBLE: (2.0**29, 2.0**33),
+    TensorProto.BFLOAT16: (8, 40),
+    TensorProto.FLOAT16: (8, 40),
+    TensorProto.FLOAT: (64, 512),
+    TensorProto.DOUBLE: (2.0**30, 2.0**34),
 }
 """Allowed error in ULP, (row by row, whole models), by the narrowest float type in the model, narrowest first.
 
-One ULP is the type's epsilon times the row's largest value. In a model that mixes features (matrix products,
-convolutions) an output is one row. For float64: every fused operator holds epsilon as a float32."""
-_MANTISSA: dict[int, int] = {
-    TensorProto.BFLOAT16: 7,
-    TensorProto.FLOAT16: 10,
-    TensorProto.FLOAT: 23,
-    TensorProto.DOUBLE: 52,
-}
-_TINY: dict[int, float] = {
-    TensorProto.BFLOAT16: 2.0**-133,
-    TensorProto.FLOAT16: 2.0**-24,
-    TensorProto.FLOAT: 2.0**-149,
-    TensorProto.DOUBLE: 5e-324,
-}
+One ULP is that of the row's largest value, see :mod:`rmsnorm_deploy.check.ulp`. In a model that mixes features (matrix
+products, convolutions) an output is one row. For float64: every fused operator holds epsilon as a float32."""
 _MIXING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention"})
 _SHRINK = 2.0**-7
 _SMALL = 2.0**-10
@@ -211,7 +203,7 @@ def _digest(tensor: TensorProto) -> str:
 
 def _embeddings(model: ModelProto) -> frozenset[str]:
     """Digests of float matrices that are only ever read row by row."""
-    matrices = {t.name: _digest(t) for t in model.graph.initializer if t.data_type in _MANTISSA and len(t.dims) == 2}
+    matrices = {t.name: _digest(t) for t in model.graph.initializer if t.data_type in FLOAT_TYPES and len(t.dims) == 2}
     rows: set[str] = set()
     others: set[str] = set()
     for node in model.graph.node:
@@ -234,7 +226,7 @@ def shrunk(model: Runnable, tables: frozenset[str]) -> Runnable:
             tensors += [a.t for a in node.attribute if a.HasField("t")]
     found = set()
     for tensor in tensors:
-        if tensor.data_type in _MANTISSA and len(tensor.dims) == 2 and (digest := _digest(tensor)) in tables:
+        if tensor.data_type in FLOAT_TYPES and len(tensor.dims) == 2 and (digest := _digest(tensor)) in tables:
             array = numpy_helper.to_array(tensor)
             small = (array.astype(np.float64) * _SHRINK).astype(array.dtype)
             tensor.CopyFrom(numpy_helper.from_array(small, tensor.name))
@@ -279,13 +271,14 @@ def _differs(truth: Array | None, originals: list[Array], got: Array, precision:
     with np.errstate(invalid="ignore", over="ignore"):
         size, error = per_row(measure), per_row(result - measure)
         own = np.max([per_row(o - measure) for o in owns], axis=0)
-    ulp = np.maximum(size * 2.0 ** -_MANTISSA[precision], _TINY[precision])
-    allowed = np.maximum(2 * own, BAR_ULPS[precision][mixes] * ulp)
+    kind = float_type(precision)
+    unit = ulp(size, kind)
+    allowed = np.maximum(2 * own, BAR_ULPS[precision][mixes] * unit)
     if (error <= allowed).all():
         return ""
     worst = int((error / allowed).argmax())
-    ulps, limit = (float((v / ulp).ravel()[worst]) for v in (error, allowed))
-    share = float((error / np.maximum(size, _TINY[precision])).ravel()[worst])
+    ulps, limit = (float((v / unit).ravel()[worst]) for v in (error, allowed))
+    share = float((error / np.maximum(size, kind.smallest)).ravel()[worst])
     return f"off by {ulps:.3g} ULP ({share:.2%}) of the row's largest value, allowed {limit:.3g}"
 
 

@@ -15,9 +15,11 @@ struct Status;  // null is success
 struct Env;
 struct Session;
 struct SessionOptions;
+struct RunOptions;
 struct Value;
 struct MemoryInfo;
 struct TensorInfo;  // element type and shape
+struct CustomOp;    // below
 struct CustomOpDomain;
 struct KernelInfo;
 struct KernelContext;
@@ -48,57 +50,81 @@ struct ApiBase {
   const char* (*version_string)();
 };
 
-// Positions in the table. The names are the official ones, for the test that compares them.
-enum Slot : std::size_t {
-  CreateStatus = 0,
-  GetErrorMessage = 2,
-  CreateEnv = 3,
-  CreateSession = 7,
-  Run = 9,
-  CreateSessionOptions = 10,
-  SetIntraOpNumThreads = 24,
-  CreateCustomOpDomain = 26,
-  CustomOpDomain_Add = 27,
-  AddCustomOpDomain = 28,
-  CreateTensorWithDataAsOrtValue = 49,
-  GetTensorMutableData = 51,
-  GetTensorElementType = 60,
-  GetDimensionsCount = 61,
-  GetDimensions = 62,
-  GetSymbolicDimensions = 63,
-  GetTensorShapeElementCount = 64,
-  GetTensorTypeAndShape = 65,
-  CreateCpuMemoryInfo = 69,
-  KernelInfoGetAttribute_float = 85,
-  KernelInfoGetAttribute_int64 = 86,
-  KernelContext_GetInput = 90,
-  KernelContext_GetOutput = 91,
-  ReleaseEnv = 92,
-  ReleaseStatus = 93,
-  ReleaseMemoryInfo = 94,
-  ReleaseSession = 95,
-  ReleaseValue = 96,
-  ReleaseTensorTypeAndShapeInfo = 99,
-  ReleaseSessionOptions = 100,
-  AddSessionConfigEntry = 130,
-  KernelInfoGetAttributeArray_int64 = 163,
-  KernelContext_GetGPUComputeStream = 193,
-  RegisterCustomOpsLibrary_V2 = 228,
-  KernelInfo_GetInputCount = 230,
-  HasSessionConfigEntry = 237,
-  KernelInfo_GetNodeName = 244,
-  KernelInfoGetConstantInput_tensor = 249,
-  ShapeInferContext_GetInputTypeShape = 268,
-  ShapeInferContext_SetOutputTypeShape = 270,
-  KernelContext_ParallelFor = 274,
-  GetTensorElementTypeAndShapeDataReference = 414,  // from kReferenceVersion on
-};
+// The functions in use: the official name, the position in the table, the result and the arguments.
+#define RMSNORM_DEPLOY_ORT_FUNCTIONS(F)                                                                                \
+  F(CreateStatus, 0, Status*, int code, const char* text)                                                              \
+  F(GetErrorMessage, 2, const char*, const Status* status)                                                             \
+  F(CreateEnv, 3, Status*, int severity, const char* name, Env** env)                                                  \
+  F(CreateSession, 7, Status*, const Env* env, const char* path, const SessionOptions* options, Session** session)     \
+  F(Run, 9, Status*, Session* session, const RunOptions* options, const char* const* input_names,                      \
+    const Value* const* inputs, std::size_t input_count, const char* const* output_names, std::size_t output_count,    \
+    Value** outputs)                                                                                                   \
+  F(CreateSessionOptions, 10, Status*, SessionOptions** options)                                                       \
+  F(CreateCustomOpDomain, 26, Status*, const char* name, CustomOpDomain** domain)                                      \
+  F(CustomOpDomain_Add, 27, Status*, CustomOpDomain* domain, const CustomOp* op)                                       \
+  F(AddCustomOpDomain, 28, Status*, SessionOptions* options, CustomOpDomain* domain)                                   \
+  F(CreateTensorWithDataAsOrtValue, 49, Status*, const MemoryInfo* memory, void* data, std::size_t bytes,              \
+    const std::int64_t* dims, std::size_t rank, int type, Value** value)                                               \
+  F(GetTensorMutableData, 51, Status*, Value* value, void** data)                                                      \
+  F(GetDimensionsCount, 61, Status*, const TensorInfo* info, std::size_t* rank)                                        \
+  F(GetDimensions, 62, Status*, const TensorInfo* info, std::int64_t* dims, std::size_t rank)                          \
+  F(GetSymbolicDimensions, 63, Status*, const TensorInfo* info, const char** names, std::size_t rank)                  \
+  F(GetTensorTypeAndShape, 65, Status*, const Value* value, TensorInfo** info)                                         \
+  F(CreateCpuMemoryInfo, 69, Status*, int allocator, int kind, MemoryInfo** memory)                                    \
+  F(KernelInfoGetAttribute_float, 85, Status*, const KernelInfo* info, const char* name, float* value)                 \
+  F(KernelInfoGetAttribute_int64, 86, Status*, const KernelInfo* info, const char* name, std::int64_t* value)          \
+  F(KernelInfoGetAttribute_string, 87, Status*, const KernelInfo* info, const char* name, char* text,                  \
+    std::size_t* size)                                                                                                 \
+  F(KernelContext_GetInput, 90, Status*, const KernelContext* context, std::size_t index, const Value** value)         \
+  F(KernelContext_GetOutput, 91, Status*, KernelContext* context, std::size_t index, const std::int64_t* dims,         \
+    std::size_t rank, Value** value)                                                                                   \
+  F(ReleaseEnv, 92, void, Env* env)                                                                                    \
+  F(ReleaseStatus, 93, void, Status* status)                                                                           \
+  F(ReleaseMemoryInfo, 94, void, MemoryInfo* memory)                                                                   \
+  F(ReleaseSession, 95, void, Session* session)                                                                        \
+  F(ReleaseValue, 96, void, Value* value)                                                                              \
+  F(ReleaseTensorTypeAndShapeInfo, 99, void, TensorInfo* info)                                                         \
+  F(ReleaseSessionOptions, 100, void, SessionOptions* options)                                                         \
+  F(AddSessionConfigEntry, 130, Status*, SessionOptions* options, const char* key, const char* value)                  \
+  F(KernelInfoGetAttributeArray_float, 162, Status*, const KernelInfo* info, const char* name, float* values,          \
+    std::size_t* count)                                                                                                \
+  F(KernelInfoGetAttributeArray_int64, 163, Status*, const KernelInfo* info, const char* name, std::int64_t* values,   \
+    std::size_t* count)                                                                                                \
+  F(KernelContext_GetGPUComputeStream, 193, Status*, const KernelContext* context, void** stream)                      \
+  F(RegisterCustomOpsLibrary_V2, 228, Status*, SessionOptions* options, const char* path)                              \
+  F(KernelInfo_GetInputCount, 230, Status*, const KernelInfo* info, std::size_t* count)                                \
+  F(HasSessionConfigEntry, 237, Status*, const SessionOptions* options, const char* key, int* has)                     \
+  F(KernelInfo_GetNodeName, 244, Status*, const KernelInfo* info, char* name, std::size_t* size)                       \
+  F(KernelInfoGetConstantInput_tensor, 249, Status*, const KernelInfo* info, std::size_t index, int* is_constant,      \
+    const Value** value)                                                                                               \
+  F(ShapeInferContext_GetInputTypeShape, 268, Status*, const ShapeContext* context, std::size_t index,                 \
+    TensorInfo** info)                                                                                                 \
+  F(ShapeInferContext_SetOutputTypeShape, 270, Status*, const ShapeContext* context, std::size_t index,                \
+    const TensorInfo* info)                                                                                            \
+  F(KernelContext_ParallelFor, 274, Status*, const KernelContext* context, void (*run)(void* data, std::size_t index), \
+    std::size_t total, std::size_t batches, void* data)                                                                \
+  F(GetTensorElementTypeAndShapeDataReference, 414, Status*, const Value* value, int* type, const std::int64_t** dims, \
+    std::size_t* rank)
 
-// Call the function at a position: call<CreateStatus, Status*>(api, code, text). The arguments must have exactly the
-// types that the function takes; nothing can check that here.
-template <Slot kSlot, typename Result = Status*, typename... Arguments>
-inline Result call(const Api* api, Arguments... arguments) {
-  return reinterpret_cast<Result (*)(Arguments...)>(api->slots[kSlot])(arguments...);
+#define RMSNORM_DEPLOY_ORT_SLOT(name, position, ...) name = position,
+enum Slot : std::size_t { RMSNORM_DEPLOY_ORT_FUNCTIONS(RMSNORM_DEPLOY_ORT_SLOT) };
+#undef RMSNORM_DEPLOY_ORT_SLOT
+
+template <Slot kSlot>
+struct Function;
+#define RMSNORM_DEPLOY_ORT_TYPE(name, position, result, ...) \
+  template <>                                                \
+  struct Function<name> {                                    \
+    using Type = result (*)(__VA_ARGS__);                    \
+  };
+RMSNORM_DEPLOY_ORT_FUNCTIONS(RMSNORM_DEPLOY_ORT_TYPE)
+#undef RMSNORM_DEPLOY_ORT_TYPE
+
+// Call a function: call<CreateStatus>(api, code, text). `GetTensorElementTypeAndShapeDataReference` needs the table of
+// kReferenceVersion.
+template <Slot kSlot, typename... Arguments>
+inline auto call(const Api* api, Arguments... arguments) {
+  return reinterpret_cast<typename Function<kSlot>::Type>(api->slots[kSlot])(arguments...);
 }
 
 // A custom op as onnxruntime sees it: a version, then functions. What a null means is said where null is used.

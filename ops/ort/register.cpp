@@ -4,10 +4,12 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "../include/rms_norm.h"
-#include "binding.h"
+#include "custom_op.h"
 #include "library.h"
+#include "runtime.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -18,22 +20,36 @@ using ort::Status;
 
 Status* failure(const Api* api, int code, const char* text) { return ort::call<ort::CreateStatus>(api, code, text); }
 
+// Every op of a domain: each operator with each of its types for each provider.
+std::vector<Op> ops_of(const LibraryDomain& domain) {
+  std::vector<Op> ops;
+  for (std::size_t p = 0; p < provider_count(); ++p) {
+    for (std::size_t i = 0; i < domain.operator_count; ++i) {
+      const Signature& signature = domain.operators[i];
+      for (std::size_t t = 0; t < signature.type_count; ++t)
+        ops.emplace_back(signature, signature.types[t], provider_at(p));
+    }
+  }
+  return ops;
+}
+
 // The domains with all ops, made once for a runtime and shared by all its sessions. They are never released: sessions
 // keep pointers into them and may outlive every session options object.
 Status* shared_domains(const ApiBase* base, const Api* api, int minor, ort::CustomOpDomain** result) {
   static std::mutex mutex;
   static const Api* made_for = nullptr;
   static ort::CustomOpDomain* made[kMostDomains] = {};
+  static std::vector<Op>* ops[kMostDomains] = {};
   const std::lock_guard<std::mutex> lock(mutex);
   if (made_for != api) {
     const bool references = minor >= static_cast<int>(ort::kReferenceVersion);
     set_runtime(api, references ? base->get_api(ort::kReferenceVersion) : nullptr, minor);
     ort::CustomOpDomain* domains[kMostDomains] = {};
     for (std::size_t d = 0; d < domain_count(); ++d) {
-      const LibraryDomain& wanted = domain_at(d);
-      if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, wanted.name, &domains[d])) return status;
-      for (std::size_t i = 0; i < wanted.op_count; ++i) {
-        if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, domains[d], wanted.op_at(i))) return status;
+      if (!ops[d]) ops[d] = new std::vector<Op>(ops_of(domain_at(d)));
+      if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, domain_at(d).name, &domains[d])) return status;
+      for (const Op& op : *ops[d]) {
+        if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, domains[d], &op)) return status;
       }
     }
     for (std::size_t d = 0; d < domain_count(); ++d) made[d] = domains[d];
@@ -70,11 +86,10 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
     }
     return failure(api, ort::kInvalidArgument, text);
   }
-  // A second call on the same options is none: onnxruntime would refuse the session over a domain that is there twice.
+  // A second call on the same options does nothing: onnxruntime refuses a session with one domain twice.
   const std::string mark = std::string("rmsnorm_deploy.has_domain.") + domain_at(0).name;
   int marked = 0;
-  const ort::SessionOptions* const asked = options;
-  if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, asked, mark.c_str(), &marked)) return status;
+  if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, options, mark.c_str(), &marked)) return status;
   if (marked) return nullptr;
 
   ort::CustomOpDomain* domains[kMostDomains] = {};
@@ -83,8 +98,7 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
   for (std::size_t d = 0; d < domain_count(); ++d) {
     if (Status* status = ort::call<ort::AddCustomOpDomain>(api, options, domains[d])) return status;
   }
-  const char* const set = "1";
-  return ort::call<ort::AddSessionConfigEntry>(api, options, mark.c_str(), set);
+  return ort::call<ort::AddSessionConfigEntry>(api, options, mark.c_str(), "1");
 }
 
 }  // namespace
@@ -95,7 +109,7 @@ extern "C" RMS_NORM_EXPORT rmsnorm_deploy::ort::Status* RegisterCustomOps(rmsnor
   try {
     return rmsnorm_deploy::register_ops(options, base);
   } catch (...) {
-    // Only a lock can throw here. The runtime is new enough, or there would have been no lock.
+    // A lock or a list of ops can fail here. The runtime is new enough, or neither would have been tried.
     return rmsnorm_deploy::failure(base->get_api(1), rmsnorm_deploy::ort::kFail,
                                    "rmsnorm_deploy: the operators could not be registered");
   }

@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+from rmsnorm_deploy.check.machine import machine
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.cut import cut, value_types, with_outputs
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds, fit_inputs, is_float, make_inputs
-from rmsnorm_deploy.run.runner import Model, Runnable, Runner, first_line, library_problem, machine, onnxruntime
+from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.runnable import Model, Runnable
+from rmsnorm_deploy.run.runner import Runner
+from rmsnorm_deploy.run.session import library_problem
 
 SCHEMA_VERSION = 1
 NORM_ELEMENTS = 2**18
@@ -51,19 +55,19 @@ class Comparison:
     Attributes:
         what: "model" or "one norm".
         detail: shapes and types.
-        baseline: what ``before`` is.
         before: the original.
         after: the fused model, in the library's kernels where the library is there.
-        ratio: median of before / after, turn by turn; above 1 the fused one is faster.
+        baseline: what ``before`` is.
+        ratio: how many times as fast the fused one is: median of before / after, turn by turn.
         ratio_p10: a tenth of the turns gave less.
         ratio_p90: a tenth of the turns gave more.
     """
 
     what: str
     detail: str
-    baseline: str
     before: Timing
     after: Timing
+    baseline: str
     ratio: float
     ratio_p10: float
     ratio_p90: float
@@ -124,8 +128,7 @@ def bench(
     """
     before = Runnable.of(model)
     made, report = fuse(model)
-    where = before.path.parent if before.path is not None else before.folder
-    after = Runnable.of(fused if fused is not None else made, where)
+    after = Runnable.of(fused if fused is not None else made, before.home)
     for what in ("input", "output"):
         names = [{v.name for v in getattr(one.proto.graph, what)} for one in (before, after)]
         if names[0] != names[1]:
@@ -142,7 +145,7 @@ def bench(
     shown = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
     comparisons = [_compare("model", shown, before, after, feeds, seconds, threads, not library)]
     for norm in report.fused:
-        alone = _one_norm(before, Runnable.of(made, where), norm, feeds)
+        alone = _one_norm(before, Runnable.of(made, before.home), norm, feeds)
         if alone is not None:
             detail, chain, single, norm_feeds = alone
             comparisons.append(_compare("one norm", detail, chain, single, norm_feeds, seconds, threads, not library))
@@ -174,14 +177,14 @@ def _compare(
     ratios = [a / b for a, b in zip(*times, strict=True)]
     after_name = "fused, library's kernels" if library else "fused, function bodies"
     return Comparison(
-        what,
-        detail,
-        baseline,
-        _timing("original", times[0]),
-        _timing(after_name, times[1]),
-        statistics.median(ratios),
-        _percentile(ratios, 10),
-        _percentile(ratios, 90),
+        what=what,
+        detail=detail,
+        before=_timing("original", times[0]),
+        after=_timing(after_name, times[1]),
+        baseline=baseline,
+        ratio=statistics.median(ratios),
+        ratio_p10=_percentile(ratios, 10),
+        ratio_p90=_percentile(ratios, 90),
     )
 
 
@@ -244,7 +247,7 @@ def _one_norm(
             chain, single = cut(original, typed, outputs), cut(fused, typed, outputs)
             if chain is None or single is None:
                 return None
-            pair = Runnable(chain[0], None, None, 0), Runnable(single[0], None, None, 0)
+            pair = Runnable.in_memory(chain[0]), Runnable.in_memory(single[0])
             try:
                 for part in pair:
                     Runner(part)(fed)
@@ -265,7 +268,7 @@ def _values(before: Runnable, original: ModelProto, names: list[str], feeds: Fee
     if not rest:
         return direct
     probe = with_outputs(original, rest)
-    found = Runner(Runnable(probe, None, None, 0), optimise=False)(feeds)
+    found = Runner(Runnable.in_memory(probe), optimise=False)(feeds)
     types = value_types(before.proto)
     made = {
         n: v.astype(helper.tensor_dtype_to_np_dtype(types[n])) if n in types and is_float(v) else v

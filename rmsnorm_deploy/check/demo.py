@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from rmsnorm_deploy.check.bench import BenchResult, bench
-from rmsnorm_deploy.check.verify import TOLERANCE_ULPS, VerificationResult, verify
+from rmsnorm_deploy.check.comparison import TOLERANCE_ULPS
+from rmsnorm_deploy.check.result import VerificationResult
+from rmsnorm_deploy.check.ulp import units
+from rmsnorm_deploy.check.verify import verify
 from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.report import FusionReport
 from rmsnorm_deploy.model.load import load_proto
 from rmsnorm_deploy.model.save import save
-from rmsnorm_deploy.run.inputs import make_inputs
-from rmsnorm_deploy.run.runner import Runnable, Runner, library_problem
+from rmsnorm_deploy.op.dtypes import FLOAT16, float_type
+from rmsnorm_deploy.run.inputs import is_float, make_inputs
+from rmsnorm_deploy.run.runnable import Runnable
+from rmsnorm_deploy.run.runner import Runner
+from rmsnorm_deploy.run.session import library_problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Agreement:
     Attributes:
         name: of the model.
         difference: largest difference of an output, relative to the output's largest value.
-        ulps: the same in units in the last place of the model's type.
+        ulps: the same in ULP of the output's largest value, in the output's type.
         library: why the library was not used; empty where it was, and then the two were compared.
     """
 
@@ -67,7 +72,7 @@ class Agreement:
     @property
     def agrees(self) -> bool:
         """Whether the difference is rounding: within the tolerance of whole models; true where nothing was compared."""
-        return self.ulps <= TOLERANCE_ULPS[TensorProto.FLOAT16][1]
+        return self.ulps <= TOLERANCE_ULPS[FLOAT16][1]
 
 
 def model_folder() -> Path:
@@ -119,11 +124,11 @@ def agreement(path: Path) -> Agreement:
         save(fused, output, source=path)
         model = Runnable.of(output)
         feeds = make_inputs(load_proto(path))
-        worst, epsilon = 0.0, 0.0
+        difference = ulps = 0.0
         for kernel, body in zip(Runner(model, library=True)(feeds), Runner(model)(feeds), strict=True):
-            if not np.issubdtype(kernel.dtype, np.floating):
+            if not is_float(kernel):
                 continue
             a, b = kernel.astype(np.float64), body.astype(np.float64)
-            worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)))
-            epsilon = max(epsilon, float(np.finfo(kernel.dtype).eps))
-        return Agreement(path.stem, worst, worst / epsilon if epsilon else 0.0, "")
+            difference = max(difference, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)))
+            ulps = max(ulps, units(a, b, float_type(kernel.dtype), axis=None))
+        return Agreement(path.stem, difference, ulps, "")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from rmsnorm_deploy.errors import first_line
+from rmsnorm_deploy.model.graphs import walk
 from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op.dtypes import FLOAT64, FLOAT_TYPES
 from rmsnorm_deploy.run.inputs import Array, Feeds, is_float
-from rmsnorm_deploy.run.runner import Runnable, Runner
+from rmsnorm_deploy.run.runnable import Runnable
+from rmsnorm_deploy.run.runner import Runner
 
-NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+NARROW = tuple(n for n in FLOAT_TYPES if n != FLOAT64.number)
 EVALUATOR_NODES = 200
 """The reference evaluator is slow; larger graphs are left to onnxruntime."""
 LARGEST_WEIGHTS = 512 * 2**20
@@ -26,34 +30,29 @@ def in_float64(model: ModelProto) -> ModelProto:
     """
     wide = ModelProto()
     wide.CopyFrom(model)
-    _widen_graph(wide.graph)
+    for part in walk(wide):
+        if isinstance(part, NodeProto):
+            _widen_node(part)
+            continue
+        for tensor in part.initializer:
+            _widen_tensor(tensor)
+        for value in [*part.input, *part.output, *part.value_info]:
+            _widen_value(value)
     for function in wide.functions:
         for value in function.value_info:
-            if value.type.tensor_type.elem_type in NARROW:
-                value.type.tensor_type.elem_type = TensorProto.DOUBLE
-        for node in function.node:
-            _widen_node(node)
+            _widen_value(value)
     return wide
 
 
-def _widen_graph(graph: GraphProto) -> None:
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    for value in [*graph.input, *graph.output, *graph.value_info]:
-        if value.type.tensor_type.elem_type in NARROW:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for node in graph.node:
-        _widen_node(node)
+def _widen_value(value: ValueInfoProto) -> None:
+    if value.type.tensor_type.elem_type in NARROW:
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
 
 
 def _widen_node(node: NodeProto) -> None:
     for attribute in list(node.attribute):
         if attribute.HasField("t"):
             _widen_tensor(attribute.t)
-        if attribute.HasField("g"):
-            _widen_graph(attribute.g)
-        for graph in attribute.graphs:
-            _widen_graph(graph)
         # LayerNormalization accepts only float as stash_type
         typed = (
             attribute.name in _TYPE_ATTRIBUTES
@@ -96,11 +95,11 @@ class Truth:
             return
         wide = in_float64(model.loaded())
         try:
-            self._runner = Runner(Runnable(wide, None, None, 0), optimise=False)
+            self._runner = Runner(Runnable.in_memory(wide), optimise=False)
             self.how = "float64 in onnxruntime"
             return
         except Exception as error:  # onnxruntime lacks float64 kernels of many operators and says so in several types
-            self.why_not = f"onnxruntime cannot run the model in float64: {str(error).strip().splitlines()[0][:150]}"
+            self.why_not = f"onnxruntime cannot run the model in float64: {first_line(error, 150)}"
         if len(wide.graph.node) <= EVALUATOR_NODES:
             try:
                 self._evaluator = ReferenceEvaluator(wide)
@@ -117,7 +116,7 @@ class Truth:
             if self._evaluator is not None:
                 return [np.asarray(v) for v in self._evaluator.run(None, wide)]
         except Exception as error:  # a kernel that is missing only shows when it runs
-            self.why_not, self.how = str(error).strip().splitlines()[0][:150], ""
+            self.why_not, self.how = first_line(error, 150), ""
         return None
 
 

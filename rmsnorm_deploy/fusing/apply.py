@@ -78,6 +78,7 @@ class _Rewriter:
         self._names = Names(plan.scopes)
         self._constants = Constants(self._names)
         self._roots = _roots(plan.scopes)
+        self._imports = plan.model.opset_imports
         self._holders = {scope.graph: scope.holder for scope in plan.scopes if scope.holder is not None}
         self._successors: dict[ir.Value, ir.Value] = {}
         self._unsorted: set[ir.Graph | ir.Function] = set()
@@ -89,7 +90,8 @@ class _Rewriter:
         root = self._roots[graph]
         self._touch(graph, root)
         match = self._current(match)
-        draft = Draft(match, self._names.unique, functools.partial(self._constants.value, root))
+        constant = functools.partial(self._constants.value, root)
+        draft = Draft(match, self._names.unique, constant, self._imports)
         made = self._writer.emit(match, draft)
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:

@@ -45,15 +45,21 @@ class Draft:
         scale_type: element type of the scale as it is written.
         unique: gives a name that the model does not use yet, from a wish.
         constant: gives a value that holds an array, from a name and the array; equal arrays are shared.
+        imports: the versions of domains that the model imports.
     """
 
     def __init__(
-        self, match: Match, unique: Callable[[str], str], constant: Callable[[str, ir.Tensor[Any]], ir.Value]
+        self,
+        match: Match,
+        unique: Callable[[str], str],
+        constant: Callable[[str, ir.Tensor[Any]], ir.Value],
+        imports: Mapping[str, int],
     ) -> None:
         self.dtype = ir.DataType(match.parameters.output_type)
         self.scale_type = match.scale_dtype
         self.unique = unique
         self.constant = constant
+        self.imports = imports
         self._match = match
         self._name = match.nodes[-1].name or match.output.name or "norm"
         self._nodes: list[ir.Node] = []

@@ -61,8 +61,8 @@ class OutputForm(Protocol):
         """``match`` as this form writes it; a residual addition that it does not take in stays a node of its own."""
 
     @abc.abstractmethod
-    def needs(self, match: Match, /) -> Needs:
-        """What a norm that :meth:`suits` has returned needs."""
+    def needs(self, match: Match, imports: Mapping[str, int], /) -> Needs:
+        """What a norm that :meth:`suits` has returned needs, in a model with these versions of domains."""
 
     @abc.abstractmethod
     def emit(self, match: Match, draft: Draft) -> Emission:

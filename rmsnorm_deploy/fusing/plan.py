@@ -15,7 +15,7 @@ from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
-from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op import DOMAIN, version_of
 from rmsnorm_deploy.recognise.engine import candidates, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -99,7 +99,8 @@ def planned(
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
 
     Raises:
-        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised.
+        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model has norms of
+            ours in a version that this release does not know.
     """
     writer, opset, graphs = writer_of(form), opset_of(model), scopes(model)
     ops, given, cannot = count_ops(graphs), (model, graphs), ""
@@ -111,6 +112,10 @@ def planned(
         except ValueError as error:
             cannot = str(error)
     now = opset_of(model)
+    try:
+        version_of(model.opset_imports)
+    except ValueError as error:
+        raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
     matches, misses = recognise(model, proto, graphs, declared)
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
@@ -118,7 +123,7 @@ def planned(
         if isinstance(fitting, Unsuited):
             misses.append(_unsuited(match, fitting, form))
         else:
-            kept.append((fitting, writer.needs(fitting)))
+            kept.append((fitting, writer.needs(fitting, model.opset_imports)))
     if kept and now < writer.opset and not writer.may_convert:
         raise ModelError(
             f"the model is of ai.onnx opset {now}, and fused norms need {writer.opset} or newer",

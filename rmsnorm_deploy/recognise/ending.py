@@ -1,7 +1,4 @@
-"""Where a norm ends: from a recognised value to a Match with the operator's attributes, or a refusal.
-
-The question answered here is which of the original's roundings the operator keeps (design: never more often).
-"""
+"""Where a norm ends: from a recognised value to a Match with the operator's attributes, or a refusal."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from rmsnorm_deploy.recognise.facts import Facts, is_op
 from rmsnorm_deploy.recognise.match import Match, Site
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.residual import with_residual
+from rmsnorm_deploy.recognise.rounding import kept_rounding
 from rmsnorm_deploy.recognise.state import State
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -46,7 +44,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     double = state.statistics[0] == DOUBLE
     if out_type == DOUBLE and not double:
         raise Refusal("float32 statistics become a float64 result", expected="statistics in float64")
-    scale_type, fewer = _scale_type(facts, state, out_type)
+    scale_type, fewer = kept_rounding(facts, state, out_type)
     candidates = [v for v in (whole, state.x, state.source.cast) if facts.dtype(v) == out_type]
     if state.whole:
         candidates = [v for v in candidates if v is not state.source.cast]
@@ -179,43 +177,4 @@ def _parameter(facts: Facts, value: ir.Value, out_type: ir.DataType) -> ir.Value
         f"the scale or bias '{value.name}' is of type {_name(facts, value)}",
         expected=f"{out_type.name} or FLOAT",
         found=_name(facts, value),
-    )
-
-
-def _scale_type(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir.DataType, bool]:
-    """The type to which the normalised value is rounded before the scale, and whether the original rounds more often.
-
-    Raises:
-        Refusal: the original rounds in an order that the operator does not have.
-    """
-    marks = list(state.roundings)
-    at = marks.index("scale") if "scale" in marks else len(marks)
-    before = [t for t in marks[:at] if isinstance(t, ir.DataType)]
-    after = [t for t in marks[at + 1 :] if isinstance(t, ir.DataType)]
-    scaled_in = after[0] if after else before[-1]
-    narrow_before = [t for t in before if t in SIXTEEN_BIT]
-    narrow = [t for t in (*before, *after) if t in SIXTEEN_BIT]
-    coarse_statistics = any(t in SIXTEEN_BIT for t in state.statistics)
-    if out_type not in SIXTEEN_BIT:
-        if narrow:
-            raise Refusal("is rounded to 16 bits on the way to a wider type", expected="no narrowing before the end")
-        return (
-            DOUBLE if out_type == DOUBLE or (scaled_in == DOUBLE and state.statistics[0] == DOUBLE) else FLOAT
-        ), coarse_statistics
-    if coarse_statistics:
-        return (out_type if scaled_in == out_type and state.scale is not None else FLOAT), True
-    if before[0] not in SIXTEEN_BIT and set(narrow) == {out_type}:
-        if state.scale is None or not narrow_before:
-            if len(narrow) == 1:
-                return FLOAT, False  # one rounding, at the end
-        elif len(narrow) == 2 and scaled_in == out_type and state.bias is None:
-            return out_type, False  # rounded, scaled, rounded
-        elif len(narrow) == 2 and facts.dtype(checks.strip(facts, state.scale)) == out_type and state.bias is None:
-            return out_type, False  # scaled in float32, of values that are both 16 bits wide
-        elif len(narrow) == 3 and scaled_in == out_type and state.bias is not None:
-            return out_type, False
-    raise Refusal(
-        "rounds to 16 bits in an order that the operator does not have",
-        expected="one rounding at the end, or one before and one after the scale",
-        found=" > ".join(t if isinstance(t, str) else t.name for t in state.roundings),
     )

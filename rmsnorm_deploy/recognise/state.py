@@ -8,14 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.op import NormParameters, Op, attribute_names
+from rmsnorm_deploy.op import Op
+from rmsnorm_deploy.op.definition import ATTRIBUTES
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
 
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(NormParameters) if isinstance(f.default, float)}
-"""The operators' float attributes, all of them of the statistic, and their values in a norm that does not name them."""
-_OF_EVERY_OP = frozenset(attribute_names(Op.RMS_NORM))
+_OF_GENERAL = tuple(a.name for a in ATTRIBUTES if Op.RMS_NORM not in a.ops)
+"""The attributes that RMSNorm lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,8 @@ class State:
         return copy
 
     def attribute(self, name: str) -> float:
-        """A float attribute of the operator; its default where none was found."""
-        return self.attributes.get(name, _DEFAULTS[name])
+        """A float attribute of the operator; 0, which is the default of them all, where none was found."""
+        return self.attributes.get(name, 0.0)
 
     def having(self, name: str, value: float) -> State:
         """A copy with this float attribute of the operator."""
@@ -99,5 +99,5 @@ class State:
     @property
     def needs_general(self) -> bool:
         """Whether only GeneralRMSNorm can express it."""
-        special = any(v != _DEFAULTS[n] for n, v in self.attributes.items() if n not in _OF_EVERY_OP)
+        special = any(self.attribute(name) for name in _OF_GENERAL)
         return special or self.whole or ir.DataType.DOUBLE in self.statistics[:1]

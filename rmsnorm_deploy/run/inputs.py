@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.model.dims import evaluated, names_in
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -57,7 +58,8 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
         seed: of the random generator.
 
     Raises:
-        UsageError: an input is not a tensor, has no declared rank, or a shape given contradicts the declared one.
+        UsageError: an input is not a tensor, has no declared rank, or a shape given contradicts the declared one; or a
+            dimension that is calculated from others would be negative.
     """
     rng = np.random.default_rng(seed)
     values = graph_inputs(model)
@@ -71,11 +73,12 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
     for value in values:
         if value.name in given:
             _bind(value, given[value.name], sizes)
+    declared = frozenset(d.dim_param for v in values for d in v.type.tensor_type.shape.dim if d.dim_param)
     feeds = {}
     for value in values:
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"input '{value.name}' is not a tensor", "Run the model on your own inputs instead.")
-        shape = given.get(value.name) or _shape(value, sizes)
+        shape = given.get(value.name) or _shape(value, sizes, declared)
         feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng)
     return feeds
 
@@ -133,7 +136,7 @@ def fit_inputs(arrays: Mapping[str, Array], model: ModelProto) -> Feeds:
     extra = sorted(set(arrays) - set(optional))
     if missing or extra:
         names = ", ".join(v.name for v in values)
-        what = f"no array for input '{missing[0]}'" if missing else f"an array '{extra[0]}' that is no input"
+        what = f"no array for input '{missing[0]}'" if missing else f"an array '{extra[0]}' that is not an input"
         raise UsageError(f"there is {what}", f"The model's inputs are: {names}.")
     feeds = {}
     for name, array in arrays.items():
@@ -175,21 +178,30 @@ def _bind(value: ValueInfoProto, shape: tuple[int, ...], sizes: dict[str, int]) 
             )
 
 
-def _shape(value: ValueInfoProto, sizes: dict[str, int]) -> tuple[int, ...]:
+def _shape(value: ValueInfoProto, sizes: dict[str, int], declared: frozenset[str]) -> tuple[int, ...]:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         raise UsageError(f"input '{value.name}' has no declared rank", f"Give its shape: --shapes {value.name}:1,8.")
-    return tuple(d.dim_value if d.HasField("dim_value") else _symbolic(d.dim_param, sizes) for d in tensor.shape.dim)
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else _symbolic(d.dim_param, sizes, declared) for d in tensor.shape.dim
+    )
 
 
-def _symbolic(name: str, sizes: dict[str, int]) -> int:
-    """The size of a symbolic dimension; exporters also write sums such as "past_len + seq_len"."""
+def _symbolic(name: str, sizes: dict[str, int], declared: frozenset[str]) -> int:
+    """The size of a symbolic dimension; exporters also write arithmetic such as "past_len + seq_len" or "2*seq"."""
     if name in sizes:
         return sizes[name]
-    if "+" in name:
-        total = sum(int(p) if p.strip().isdigit() else _symbolic(p.strip(), sizes) for p in name.split("+"))
-        sizes[name] = total
-        return total
+    terms = names_in(name)
+    # "seq-len" and "a/b" are names as well, unless their parts are dimensions; a plus is never part of a name
+    if terms is not None and (terms <= declared or "+" in name):
+        try:
+            sizes[name] = size = int(evaluated(name, lambda term: _symbolic(term, sizes, declared)))
+        except (ValueError, ZeroDivisionError):
+            pass
+        else:
+            if size < 0:
+                raise UsageError(f"the dimension '{name}' would be {size}", "Give the shapes: --shapes name:1,8,64.")
+            return size
     default = next((size for word, size in SYMBOLIC_SIZES.items() if word in name.lower()), OTHER_SIZE)
     return sizes.setdefault(name, default) if name else default
 
@@ -207,11 +219,6 @@ def _fill(name: str, data_type: int, shape: tuple[int, ...], rng: np.random.Gene
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 
-def output_names(model: ModelProto) -> list[str]:
-    """Names of the graph's outputs."""
-    return [o.name for o in model.graph.output]
-
-
 def element_type(value: onnx.ValueInfoProto) -> int:
-    """The element type of a tensor value; 0 where it is no tensor."""
+    """The element type of a tensor value; 0 where it is not a tensor."""
     return int(value.type.tensor_type.elem_type)

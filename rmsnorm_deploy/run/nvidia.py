@@ -1,4 +1,4 @@
-"""What there is for NVIDIA GPUs: onnxruntime's names for them, kernels, driver, compiler. Changes nothing."""
+"""What this machine has for NVIDIA GPUs: the driver, its GPUs, the compiler. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
-"""onnxruntime's execution provider for NVIDIA GPUs, and the name that its plug-in form has in some releases."""
-
 DRIVER_VARIABLE = "RMSNORM_DEPLOY_CUDA_DRIVER"
 """Environment variable that names a file to use in place of the installed CUDA driver library; for tests."""
-
-
-def architectures(library: Path) -> tuple[str, ...]:
-    """The GPU architectures that a library file has kernels for, such as ``("80-real", "90-real", "100")``.
-
-    Those that end in ``-real`` have machine code only, the others also PTX, which newer GPUs run. Empty for a library
-    that was built without CUDA, and for a file that is no such library.
-    """
-    try:
-        function = ctypes.CDLL(str(library)).rmsnorm_deploy_cuda_architectures
-    except (OSError, AttributeError):
-        return ()
-    function.restype = ctypes.c_char_p
-    return tuple((function() or b"").decode().split())
 
 
 def compiler() -> str | None:

@@ -1,85 +1,21 @@
-"""Running a model in onnxruntime, from a path or from memory, bfloat16 and external data included."""
+"""Running a model in onnxruntime on the CPU, from a path or from memory, bfloat16 and external data included."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import ModelProto, TensorProto
 
-from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError
-from rmsnorm_deploy.model.external import external_reference, external_tensors
-from rmsnorm_deploy.model.load import load_proto
-from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds
+from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.runnable import Runnable
+from rmsnorm_deploy.run.session import register
 
-Model = str | os.PathLike[str] | ModelProto | ir.Model
 _FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-@dataclasses.dataclass(frozen=True)
-class Runnable:
-    """A model and where its weights are.
-
-    Attributes:
-        proto: without external data, which stay in their files.
-        path: the file, or None for a model that exists in memory only.
-        folder: the folder to which external data are relative.
-        weights: bytes of all weights, inside and outside.
-    """
-
-    proto: ModelProto
-    path: Path | None
-    folder: Path | None
-    weights: int
-
-    @classmethod
-    def of(cls, model: Model, folder: Path | None = None) -> Runnable:
-        """``model`` in whatever form; external data of one in memory are relative to ``folder``.
-
-        Raises:
-            ModelError: the file cannot be read.
-            UsageError: the model is of another type, or its weights are in files of an unknown folder.
-        """
-        path = None
-        if isinstance(model, ModelProto):
-            proto = model
-        elif isinstance(model, ir.Model):
-            proto = ir.to_proto(model)
-            folder = folder or _ir_folder(model)
-        elif isinstance(model, (str, os.PathLike)):
-            path = Path(model)
-            proto, folder = load_proto(path), path.parent
-        else:
-            raise UsageError(
-                f"cannot run a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
-            )
-        outside = sum(external_reference(t)[2] for t in external_tensors(proto))
-        if outside and folder is None:
-            raise UsageError("the model's weights are in files of an unknown folder", "Give the model's path instead.")
-        inside = sum(len(t.raw_data) for t in proto.graph.initializer)
-        return cls(proto, path, folder if outside else None, inside + outside)
-
-    def loaded(self) -> ModelProto:
-        """A copy with all weights in memory."""
-        copy = ModelProto()
-        copy.CopyFrom(self.proto)
-        if self.folder is not None:
-            onnx.external_data_helper.load_external_data_for_model(copy, str(self.folder))
-        return copy
-
-
-def _ir_folder(model: ir.Model) -> Path | None:
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            return Path(value.const_value.base_dir or ".")
-    return None
 
 
 class Runner:
@@ -114,8 +50,6 @@ class Runner:
         if keep is not None:
             options.optimized_model_filepath = str(keep)
         if library:
-            from rmsnorm_deploy.run.session import register
-
             register(options)
         source: Any
         proto, self._names = _float_outputs(model.proto)
@@ -144,8 +78,6 @@ class Runner:
 
     def _value(self, array: Array) -> Any:
         if array.dtype.name == "bfloat16":
-            import numpy as np
-
             return self._values.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), int(TensorProto.BFLOAT16))
         return self._values.ortvalue_from_numpy(array)
 
@@ -168,63 +100,3 @@ def _float_outputs(proto: ModelProto) -> tuple[ModelProto, list[str]]:
             output.name = wide
             output.type.tensor_type.elem_type = TensorProto.FLOAT
     return proto, [o.name for o in proto.graph.output]
-
-
-def onnxruntime() -> Any:
-    """The onnxruntime module.
-
-    Raises:
-        MissingEnvironment: it is not installed.
-    """
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise MissingEnvironment(
-            "onnxruntime is not installed", "Install it: pip install 'rmsnorm-deploy[ort]'."
-        ) from error
-    return ort
-
-
-def library_problem() -> str:
-    """Why the library of kernels cannot be used here; empty where it can."""
-    try:
-        from rmsnorm_deploy.run.session import register
-
-        register(onnxruntime().SessionOptions())
-    except RmsNormDeployError as error:
-        return error.message
-    except Exception as error:  # onnxruntime raises its own types for a library that does not load
-        return first_line(error)
-    return ""
-
-
-def machine() -> str:
-    """The processor, in words."""
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (not a path of ours)
-            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return f"{name}, {os.cpu_count()} cores"
-
-
-def count_ours(proto: ModelProto) -> int:
-    """Nodes of our domain in the graph and its subgraphs; function bodies are not counted."""
-
-    def count(graph: onnx.GraphProto) -> int:
-        total = 0
-        for node in graph.node:
-            total += node.domain == DOMAIN
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    total += count(attribute.g)
-                total += sum(count(g) for g in attribute.graphs)
-        return total
-
-    return count(proto.graph)
-
-
-def first_line(error: BaseException | str) -> str:
-    """The first line of an error, shortened."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

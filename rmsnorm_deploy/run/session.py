@@ -1,23 +1,20 @@
-"""Run fused models in onnxruntime: find the native library, register it, open sessions. Imports onnxruntime lazily."""
+"""Sessions of fused models in onnxruntime: which library is registered on them. Imports onnxruntime lazily."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmsnorm_deploy.errors import MissingEnvironment, UsageError
-from rmsnorm_deploy.run import nvidia
+from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, first_line
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.run.library import library_path
+from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, SERVED, Provider
 
-LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
-"""Environment variable that names a library file to use in place of the installed one."""
-
-_CPU = "CPUExecutionProvider"
 _REGISTERED = "rmsnorm_deploy.library"
 """Session configuration key under which options remember that they have the library, and from where."""
 _OVERRIDDEN = "rmsnorm_deploy.override"
@@ -25,68 +22,6 @@ _OVERRIDDEN = "rmsnorm_deploy.override"
 _RECORD = "session.record_ep_graph_assignment_info"
 """onnxruntime's key for keeping note of which provider got which node; releases before 1.24 ignore it."""
 _ONE_AT_A_TIME = threading.Lock()  # two threads that register on one options object would both find it unmarked
-
-
-def _library_name(*, override: bool = False) -> str:
-    # CMake calls a loadable module .so on macOS too.
-    stem = "rmsnorm_deploy_override" if override else "rmsnorm_deploy"
-    return f"{stem}.dll" if sys.platform == "win32" else f"lib{stem}.so"
-
-
-def _candidates() -> Iterator[Path]:
-    # An editable install has the modules in the source tree and the library in site-packages: then __path__ has both.
-    package = importlib.import_module("rmsnorm_deploy")
-    for folder in package.__path__:
-        yield Path(folder) / "lib" / _library_name()
-    for folder in sys.path:
-        yield Path(folder) / "rmsnorm_deploy" / "lib" / _library_name()
-
-
-def library_path(*, override: bool = False) -> Path:
-    """The native library with the custom operators, as an absolute path.
-
-    It is the file named by the environment variable RMSNORM_DEPLOY_LIBRARY, else the one installed with the package.
-
-    Args:
-        override: the library that replaces onnxruntime's own operators instead, which lies beside that one.
-
-    Raises:
-        MissingEnvironment: there is no such file: the variable names none, or the package was installed without its
-            native part.
-    """
-    if override:
-        path = library_path().with_name(_library_name(override=True))
-        if path.is_file():
-            return path
-        raise MissingEnvironment(
-            f"there is no {path.name} beside {library_path()}",
-            f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} names a library, put both files into its folder",
-        )
-    named = os.environ.get(LIBRARY_VARIABLE)
-    if named:
-        path = Path(named)
-        if not path.is_file():
-            raise MissingEnvironment(
-                f"{LIBRARY_VARIABLE} names '{named}', which is not a file",
-                "unset it to use the installed library, or name a built one",
-            )
-        return path.resolve()
-    for path in _candidates():
-        if path.is_file():
-            return path.resolve()
-    raise MissingEnvironment(
-        f"the native library {_library_name()} is not installed",
-        f"reinstall rmsnorm-deploy with a C++ compiler at hand, or set {LIBRARY_VARIABLE} to a built library",
-    )
-
-
-def _onnxruntime() -> Any:
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise MissingEnvironment(
-            f"onnxruntime cannot be imported: {error}", "install it: pip install 'rmsnorm-deploy[ort]'"
-        ) from error
 
 
 def _has(session_options: Any, key: str) -> bool:
@@ -133,7 +68,7 @@ def register(session_options: Any, *, override_builtin: bool = False) -> None:
         MissingEnvironment: onnxruntime or the library is missing, or they do not go together: onnxruntime is too old,
             or RMSNORM_DEPLOY_ISA names an instruction set that this machine lacks.
     """
-    _onnxruntime()
+    onnxruntime()
     lacks = "the sentence above says what it lacks"
     with _ONE_AT_A_TIME:
         if not _has(session_options, _REGISTERED):
@@ -142,6 +77,17 @@ def register(session_options: Any, *, override_builtin: bool = False) -> None:
         if override_builtin and not _has(session_options, _OVERRIDDEN):
             hint = f"{lacks}; without override_builtin, onnxruntime runs its own kernels"
             _add_library(session_options, _OVERRIDDEN, library_path(override=True), hint)
+
+
+def library_problem() -> str:
+    """Why the library of kernels cannot be used here; empty where it can."""
+    try:
+        register(onnxruntime().SessionOptions())
+    except RmsNormDeployError as error:
+        return error.message
+    except Exception as error:  # onnxruntime raises its own types for a library that does not load
+        return first_line(error)
+    return ""
 
 
 def _loadable(model: Any) -> str | bytes:
@@ -172,10 +118,6 @@ def _loadable(model: Any) -> str | bytes:
         ) from error
 
 
-def _names(providers: Sequence[str | tuple[str, dict[str, Any]]]) -> list[str]:
-    return [provider if isinstance(provider, str) else provider[0] for provider in providers]
-
-
 def _path_of(session_options: Any) -> Path:
     """The library that is, or would be, registered on session options."""
     if _has(session_options, _REGISTERED):
@@ -183,7 +125,7 @@ def _path_of(session_options: Any) -> Path:
     return library_path()
 
 
-def _choose_on_gpu(options: Any, gpu: str, *, override_builtin: bool) -> None:
+def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin: bool) -> None:
     """Register the library for a session on a GPU, or leave it out and say so.
 
     Raises:
@@ -191,24 +133,21 @@ def _choose_on_gpu(options: Any, gpu: str, *, override_builtin: bool) -> None:
     """
     try:
         path = _path_of(options)
-        able = bool(nvidia.architectures(path))
     except MissingEnvironment as error:
-        warnings.warn(f"{error.message}; on {gpu} fused norms run by their function bodies", stacklevel=3)
+        warnings.warn(f"{error.message}; on {where} fused norms run by their function bodies", stacklevel=3)
         return
-    if is_registered(options) and not able:
+    reason = gpu.lacks_kernels(path)
+    if reason and is_registered(options):
         raise UsageError(
-            f"the library {path} was built without CUDA and is registered on these options: every fused norm would be "
-            f"copied from {gpu} to the host and back",
+            f"the library {path} {reason} and is registered on these options: every fused norm would be "
+            f"copied from {where} to the host and back",
             "pass options without it: then the norms stay on the GPU, by their function bodies; or build it with nvcc",
         )
-    if not able:
-        warnings.warn(
-            f"the library {path} was built without CUDA; on {gpu} fused norms run by their function bodies",
-            stacklevel=3,
-        )
+    if reason:
+        warnings.warn(f"the library {path} {reason}; on {where} fused norms run by their function bodies", stacklevel=3)
         return
     if override_builtin:
-        warnings.warn(f"on {gpu} onnxruntime's own fused norms keep onnxruntime's kernels", stacklevel=3)
+        warnings.warn(f"on {where} onnxruntime's own fused norms keep onnxruntime's kernels", stacklevel=3)
     register(options)
     if not _has(options, _RECORD):
         options.add_session_config_entry(_RECORD, "1")
@@ -223,12 +162,13 @@ def _refuse_norms_on_the_host(session: Any) -> None:
     ask = getattr(session, "get_provider_graph_assignment_info", None)
     if ask is None:  # before 1.24; there is a kernel for every operator and type, so the GPU's provider takes them all
         return
+    on_gpu = {p.name for p in GPU}
     astray = [
         node.name or node.op_type
         for part in ask()
-        if part.ep_name not in nvidia.PROVIDERS
+        if part.ep_name not in on_gpu
         for node in part.get_nodes()
-        if node.domain == "rmsnorm_deploy"
+        if node.domain == DOMAIN
     ]
     if astray:
         some = ", ".join(astray[:3]) + (" and more" if len(astray) > 3 else "")
@@ -241,8 +181,10 @@ def _refuse_norms_on_the_host(session: Any) -> None:
 
 def session(
     model: Any,
-    *,
+    sess_options: Any = None,
     providers: str | Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+    provider_options: Sequence[dict[str, Any]] | None = None,
+    *,
     session_options: Any = None,
     override_builtin: bool = False,
     **kwargs: Any,
@@ -260,10 +202,13 @@ def session(
     Args:
         model: a path, serialized bytes, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. One with weights in other files
             must be given as a path.
+        sess_options: an ``onnxruntime.SessionOptions``. It cannot be copied, so the library is registered on
+            the object itself (once). None makes new ones.
         providers: as for ``onnxruntime.InferenceSession``; None is what the session options hold (added by
             ``add_provider_for_devices``), or else the CPU.
-        session_options: an ``onnxruntime.SessionOptions``. It cannot be copied, so the library is registered on
-            the object itself (once). None makes new ones.
+        provider_options: options of each of ``providers``, as for ``onnxruntime.InferenceSession``, which does not look
+            at them without ``providers``.
+        session_options: the same as ``sess_options``.
         override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`; on the CPU only.
         **kwargs: handed on to ``onnxruntime.InferenceSession``.
 
@@ -272,19 +217,25 @@ def session(
 
     Raises:
         MissingEnvironment: see :func:`register`; or a norm of a session on the GPU was given to the CPU.
-        UsageError: the model is of no such type, or cannot be handed over in memory; or the options hold a library
-            without CUDA kernels, for a session on the GPU.
+        UsageError: the model is not of such a type, or cannot be handed over in memory; or the options hold a library
+            without CUDA kernels, for a session on the GPU; or both ``sess_options`` and ``session_options`` are given.
     """
-    ort = _onnxruntime()
+    if sess_options is not None and session_options is not None:
+        raise UsageError("both sess_options and session_options are given", "Give sess_options alone.")
+    ort = onnxruntime()
     loadable = _loadable(model)
-    options = ort.SessionOptions() if session_options is None else session_options
-    chosen: list[Any] | None = [providers] if isinstance(providers, str) else list(providers or [_CPU])
+    options = next((o for o in (sess_options, session_options) if o is not None), None)
+    if options is None:
+        options = ort.SessionOptions()
+    chosen: list[Any] | None = [providers] if isinstance(providers, str) else list(providers or [CPU.name])
     if providers is None and getattr(options, "has_providers", bool)():
         chosen = None  # onnxruntime does not tell which they are
-    names = _names(chosen or [])
-    others = sorted({name for name in names if name != _CPU and name not in nvidia.PROVIDERS})
-    on_gpu = [name for name in names if name in nvidia.PROVIDERS]
-    available = ort.get_available_providers()
+    if providers is not None and provider_options is not None:
+        kwargs["provider_options"] = provider_options
+    names = [provider if isinstance(provider, str) else provider[0] for provider in chosen or []]
+    others = sorted(set(names) - set(SERVED))
+    on_gpu = [SERVED[name] for name in names if name in SERVED and name != CPU.name]
+    here = next((p for p in on_gpu if p.name in ort.get_available_providers()), None)
     if others:
         if not is_registered(options, override_builtin=override_builtin):
             warnings.warn(
@@ -293,19 +244,18 @@ def session(
                 stacklevel=2,
             )
     elif chosen is None:
-        _choose_on_gpu(options, "the devices of the session options", override_builtin=override_builtin)
-    elif any(name in available for name in on_gpu):
-        _choose_on_gpu(options, next(name for name in on_gpu if name in available), override_builtin=override_builtin)
+        _choose_on_gpu(options, CUDA, "the devices of the session options", override_builtin=override_builtin)
+    elif here is not None:
+        _choose_on_gpu(options, here, here.name, override_builtin=override_builtin)
     else:
         register(options, override_builtin=override_builtin)
     opened = ort.InferenceSession(loadable, sess_options=options, providers=chosen, **kwargs)
     if not others and is_registered(options) and _has(options, _RECORD):
-        running = opened.get_providers()
-        if any(name != _CPU for name in running):
+        if any(name != CPU.name for name in opened.get_providers()):
             _refuse_norms_on_the_host(opened)
         elif on_gpu:
             warnings.warn(
-                f"onnxruntime did not start {on_gpu[0]}; the whole model runs on the CPU, the fused norms too",
+                f"onnxruntime did not start {on_gpu[0].name}; the whole model runs on the CPU, the fused norms too",
                 stacklevel=2,
             )
     return opened

@@ -83,7 +83,7 @@ def compile(
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
 
     Raises:
-        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` is there already, or a
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` exists, or a
             folder cannot be made.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
         MissingEnvironment: there is no C++ compiler to link the library or it fails, no nvcc for ``cuda``, no ROCm for
@@ -149,7 +149,7 @@ def compile(
 def _check_free(folder: Path) -> None:
     """Refuse a folder that cannot be made, before the time for compiling is spent."""
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already", "Name another folder, or remove it.")
+        raise UsageError(f"{folder} exists already", "Name another folder, or remove it.")
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} is not there", "Make it first.")

@@ -28,7 +28,7 @@ const ort::Api* api = nullptr;
 
 void check(const char* what, ort::Status* status) {
   if (!status) return;
-  fail(what, ort::call<ort::GetErrorMessage, const char*>(api, static_cast<const ort::Status*>(status)));
+  fail(what, ort::call<ort::GetErrorMessage>(api, status));
 }
 
 }  // namespace
@@ -60,8 +60,7 @@ int main(int argc, char** argv) {
   check("custom-op library", ort::call<ort::RegisterCustomOpsLibrary_V2>(api, options, library_path));
 
   ort::Session* session = nullptr;
-  check("session", ort::call<ort::CreateSession>(api, static_cast<const ort::Env*>(env), model_path,
-                                                 static_cast<const ort::SessionOptions*>(options), &session));
+  check("session", ort::call<ort::CreateSession>(api, env, model_path, options, &session));
 
   std::vector<float> x(static_cast<std::size_t>(shape[0] * shape[1]));
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -73,27 +72,25 @@ int main(int argc, char** argv) {
   ort::MemoryInfo* memory = nullptr;
   check("memory", ort::call<ort::CreateCpuMemoryInfo>(api, kArena, kDefault, &memory));
   ort::Value* input = nullptr;
-  check("input", ort::call<ort::CreateTensorWithDataAsOrtValue>(
-                     api, static_cast<const ort::MemoryInfo*>(memory), static_cast<void*>(x.data()),
-                     x.size() * sizeof(float), &shape[0], static_cast<std::size_t>(2), kFloat, &input));
+  check("input", ort::call<ort::CreateTensorWithDataAsOrtValue>(api, memory, x.data(), x.size() * sizeof(float),
+                                                                &shape[0], 2, kFloat, &input));
 
   const char* const input_names[] = {"X"};
   const char* const output_names[] = {"Y"};
   const ort::Value* const inputs[] = {input};
   ort::Value* outputs[] = {nullptr};
   check("run",
-        ort::call<ort::Run>(api, session, static_cast<const void*>(nullptr), &input_names[0], &inputs[0],
-                            static_cast<std::size_t>(1), &output_names[0], static_cast<std::size_t>(1), &outputs[0]));
+        ort::call<ort::Run>(api, session, nullptr, &input_names[0], &inputs[0], 1, &output_names[0], 1, &outputs[0]));
 
   void* y = nullptr;
   check("output", ort::call<ort::GetTensorMutableData>(api, outputs[0], &y));
   for (std::size_t i = 0; i < x.size(); ++i) std::printf("%.9g\n", static_cast<double>(static_cast<float*>(y)[i]));
 
-  ort::call<ort::ReleaseValue, void>(api, outputs[0]);
-  ort::call<ort::ReleaseValue, void>(api, input);
-  ort::call<ort::ReleaseMemoryInfo, void>(api, memory);
-  ort::call<ort::ReleaseSession, void>(api, session);
-  ort::call<ort::ReleaseSessionOptions, void>(api, options);
-  ort::call<ort::ReleaseEnv, void>(api, env);
+  ort::call<ort::ReleaseValue>(api, outputs[0]);
+  ort::call<ort::ReleaseValue>(api, input);
+  ort::call<ort::ReleaseMemoryInfo>(api, memory);
+  ort::call<ort::ReleaseSession>(api, session);
+  ort::call<ort::ReleaseSessionOptions>(api, options);
+  ort::call<ort::ReleaseEnv>(api, env);
   return 0;
 }

@@ -11,7 +11,9 @@ import rmsnorm_deploy
 from rmsnorm_deploy import MissingEnvironment, UsageError
 from rmsnorm_deploy.model.cut import cut, with_outputs
 from rmsnorm_deploy.run.inputs import make_inputs
-from rmsnorm_deploy.run.runner import Runnable, Runner, library_problem
+from rmsnorm_deploy.run.runnable import Runnable
+from rmsnorm_deploy.run.runner import Runner
+from rmsnorm_deploy.run.session import library_problem
 
 pytest.importorskip("onnxruntime", reason="timing runs models in onnxruntime")
 from rmsnorm_deploy.check.bench import NORM_ELEMENTS, _in_turns, _one_norm, bench

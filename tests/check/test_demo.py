@@ -9,7 +9,7 @@ import pytest
 
 from rmsnorm_deploy import MissingEnvironment
 from rmsnorm_deploy.cli import app as cli
-from rmsnorm_deploy.run.runner import library_problem
+from rmsnorm_deploy.run.session import library_problem
 
 pytest.importorskip("onnxruntime", reason="the demonstration runs models in onnxruntime")
 from rmsnorm_deploy.check import demo

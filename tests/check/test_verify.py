@@ -12,7 +12,7 @@ import rmsnorm_deploy
 from rmsnorm_deploy import MissingEnvironment, UsageError, VerificationFailed
 from rmsnorm_deploy.check.verify import verify
 from rmsnorm_deploy.run.inputs import adversarial_inputs, fit_inputs, load_inputs, make_inputs, parse_shapes
-from rmsnorm_deploy.run.runner import library_problem
+from rmsnorm_deploy.run.session import library_problem
 
 pytest.importorskip("onnxruntime", reason="verification runs models in onnxruntime")
 
@@ -171,7 +171,7 @@ def test_a_fused_model_that_does_not_load_fails_with_the_reason():
     original = norm()
     broken = fused(original)
     del broken.functions[:]
-    result = verify(original, broken, register=False)
+    result = verify(original, broken, library=False)
     assert not result.passed
     assert "does not load" in result.worst.reason
 
@@ -237,10 +237,10 @@ def test_without_the_library_verification_says_so(monkeypatch):
 
 def test_the_same_seed_gives_the_same_result():
     original = norm("float16")
-    a, b = (verify(original, fused(original), register=False).to_dict() for _ in range(2))
+    a, b = (verify(original, fused(original), library=False).to_dict() for _ in range(2))
     assert a == b
     assert a["schema_version"] == 1
-    assert verify(original, fused(original), seed=1, register=False).to_dict() != a
+    assert verify(original, fused(original), seed=1, library=False).to_dict() != a
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_arrays_have_to_fit_the_inputs(tmp_path):
     assert load_inputs(tmp_path / "f.npz", model).keys() == good.keys()
     with pytest.raises(UsageError, match="no array for input 'n'"):
         fit_inputs({"x": good["x"]}, model)
-    with pytest.raises(UsageError, match="'z' that is no input"):
+    with pytest.raises(UsageError, match="'z' that is not an input"):
         fit_inputs(good | {"z": good["x"]}, model)
     with pytest.raises(UsageError, match="takes int64"):
         fit_inputs(good | {"n": np.ones(1)}, model)

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from rmsnorm_deploy import op
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run.library import library_path
+from rmsnorm_deploy.run.session import session
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "cpp"
 ROWS, COLUMNS = 6, 40
@@ -69,12 +70,12 @@ def test_it_prints_what_python_computes(program, runtime_library, tmp_path, with
     path = tmp_path / "fused.onnx"
     model = fused_model(with_body)
     onnx.save(model, path)
-    done = run(program, runtime_library, runtime.library_path(), path, ROWS, COLUMNS)
+    done = run(program, runtime_library, library_path(), path, ROWS, COLUMNS)
     assert done.returncode == 0, done.stderr
     got = np.array(done.stdout.split(), np.float32).reshape(ROWS, COLUMNS)
     pattern = np.arange(ROWS * COLUMNS) * 37 % 101
     x = ((pattern.astype(np.float32) - np.float32(50)) / np.float32(25)).reshape(ROWS, COLUMNS)
-    np.testing.assert_array_equal(got, runtime.session(model).run(["Y"], {"X": x})[0])
+    np.testing.assert_array_equal(got, session(model).run(["Y"], {"X": x})[0])
     s = x.astype(np.float64) * 1.5
     wanted = s / np.sqrt((s * s).mean(axis=1, keepdims=True) + 1e-5) * np.linspace(0.5, 2.0, COLUMNS)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
@@ -83,7 +84,7 @@ def test_it_prints_what_python_computes(program, runtime_library, tmp_path, with
 def test_its_errors_are_sentences(program, runtime_library, tmp_path):
     path = tmp_path / "fused.onnx"
     onnx.save(fused_model(with_body=False), path)
-    library = runtime.library_path()
+    library = library_path()
     done = run(program)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")

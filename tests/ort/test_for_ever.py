@@ -1,35 +1,67 @@
-"""Files fused by each release run for ever: domain version 1 never changes its meaning."""
+"""Files fused by each release run for ever, in every onnxruntime: a version of the domain never changes its meaning."""
 
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import onnx
 import pytest
 
-import rmsnorm_deploy
-from rmsnorm_deploy.op import DOMAIN, NormParameters
-from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.op import DOMAIN, NormParameters, version_of
+from rmsnorm_deploy.run.session import library_path
 from tests.support.judge import units
-from tests.support.run import run
+from tests.support.older import ROOT, VERSIONS, python_with
+from tests.support.run_files import WAYS
 
-FILES = sorted((Path(__file__).parents[1] / "data").glob("*/*.onnx"))
+RELEASES = sorted(folder for folder in (ROOT / "tests" / "data").iterdir() if folder.is_dir())
+
+
+@pytest.fixture(scope="module", params=RELEASES, ids=lambda folder: folder.name)
+def release(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def results(release, tmp_path_factory):
+    """Outputs of a release's files, by the onnxruntime in which they ran."""
+    made = {}
+
+    def of(version):
+        if version not in made:
+            python = sys.executable if version == "installed" else python_with(version)
+            folder = tmp_path_factory.mktemp(version)
+            command = [python, "-m", "tests.support.run_files", release, folder, library_path()]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            made[version] = {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+        return made[version]
+
+    return of
 
 
 def test_there_are_files_of_the_first_release():
-    assert len([f for f in FILES if f.parent.name == "0.1.0"]) == 10
+    assert len(list((ROOT / "tests" / "data" / "0.1.0").glob("*.onnx"))) == 10
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-@pytest.mark.parametrize("optimise", [False, True])
-@pytest.mark.parametrize("hook", [None, rmsnorm_deploy.register], ids=["body", "library"])
-def test_a_fused_file_gives_what_it_gave(path, optimise, hook):
-    model = onnx.load(path)
-    onnx.checker.check_model(model, full_check=True)
-    (node,) = (n for n in model.graph.node if n.domain == DOMAIN)
-    p = NormParameters.from_node(node, version=1)
-    stored = dict(np.load(path.with_suffix(".npz")))
-    truth = stored.pop("truth")
-    feeds = {k: v.astype(float_type(p.output_type).dtype) for k, v in stored.items()}
-    got = run(model, feeds, optimise, hook)[0]
-    slack = 6 if p.output_type in (1, 11) else 1.01 if p.scale_type == 1 else 3
-    assert units(got, truth, axis=p.axes) <= slack
+@pytest.mark.parametrize("runtime", ["installed", *VERSIONS])
+def test_a_fused_file_gives_what_it_gave(release, results, runtime):
+    files = sorted(release.glob("*.onnx"))
+    assert sorted(results(runtime)) == [path.stem for path in files]
+    for path in files:
+        model = onnx.load(path)
+        onnx.checker.check_model(model, full_check=True)
+        (node,) = (n for n in model.graph.node if n.domain == DOMAIN)
+        p = NormParameters.from_node(node, version=version_of({o.domain: o.version for o in model.opset_import}))
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(p.output_type)
+        truth = np.load(path.with_suffix(".npz"))["truth"]
+        slack = 6 if p.output_type in (1, 11) else 1.01 if p.scale_type == 1 else 3
+        for way in WAYS:
+            got = results(runtime)[path.stem][way].astype(dtype)
+            assert units(got, truth, axis=p.axes) <= slack, (path.stem, way)
+
+
+@pytest.mark.parametrize("runtime", VERSIONS)
+def test_the_library_gives_the_same_bits_in_every_onnxruntime(results, runtime):
+    for name, made in results(runtime).items():
+        for way in (way for way in WAYS if way.startswith("library")):
+            assert made[way].tobytes() == results("installed")[name][way].tobytes(), (name, way)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTED = {

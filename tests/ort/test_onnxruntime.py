@@ -33,7 +33,7 @@ INPUTS = {
 def library():
     if os.environ.get("RMSNORM_DEPLOY_LIBRARY"):
         return os.environ["RMSNORM_DEPLOY_LIBRARY"]
-    from rmsnorm_deploy.run.session import library_path
+    from rmsnorm_deploy.run.library import library_path
 
     return str(library_path())
 
@@ -412,10 +412,70 @@ def test_wrong_attributes_are_refused_when_the_model_is_loaded(changes, sentence
     assert f"GeneralRMSNorm 'the_node': {sentence}" in message
 
 
-@pytest.mark.parametrize("missing", ["axes", "epsilon", "stash_type", "scale_type", "rms_floor", "partial_size"])
-def test_a_missing_attribute_is_named(missing):
-    message = refused_at_load(norm_model("GeneralRMSNorm", F32, F32, **{missing: None}))
-    assert f"GeneralRMSNorm 'the_node': the attribute {missing} is missing" in message
+DEFAULTS = {
+    "axes": [-1],
+    "epsilon": 0.0,
+    "stash_type": F32,
+    "scale_type": F32,
+    "epsilon_outside": 0.0,
+    "rms_floor": 0.0,
+    "partial_size": [ALL],
+}
+"""Of version 1, for ever."""
+
+
+@pytest.mark.parametrize("absent", [*((name,) for name in DEFAULTS), tuple(DEFAULTS)], ids=",".join)
+@pytest.mark.parametrize("op", list(INPUTS))
+def test_an_absent_attribute_means_its_default(op, absent):
+    feeds, _ = random_feeds(op, (4, 10), (10,), F16, F16)
+    general = {"epsilon_outside": 0.25, "rms_floor": 1.25, "partial_size": [3]} if op == "GeneralRMSNorm" else {}
+    values = {"axes": [-1], "epsilon": 0.5, "scale_type": F16, **general}
+    written = {n: DEFAULTS[n] for n in absent if n in attributes(op, F16)}
+    results = []
+    for changes in (written, dict.fromkeys(absent), {}):
+        session = ort.InferenceSession(norm_model(op, F16, F16, **{**values, **changes}), options())
+        results.append(session.run(None, feeds)[0].tobytes())
+    assert results[0] == results[1]
+    if absent in (("epsilon",), ("scale_type",)) or set(absent) & set(general):
+        assert results[1] != results[2]  # or the default would not show
+
+
+def test_an_absent_output_type_means_that_of_x():
+    feeds, _ = random_feeds("RMSNorm", (4, 10), (10,), F16, F16)
+    results = [
+        ort.InferenceSession(norm_model("RMSNorm", F16, F16, **changes), options()).run(None, feeds)[0]
+        for changes in ({}, {"output_type": None})
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"axes": -1}, "a list of integers"),
+        ({"axes": [1.5]}, "a list of integers"),
+        ({"axes": "last"}, "a list of integers"),
+        ({"epsilon": 1}, "a float"),
+        ({"epsilon": [0.5]}, "a float"),
+        ({"stash_type": 1.0}, "an integer"),
+        ({"scale_type": "float"}, "an integer"),
+        ({"output_type": [1]}, "an integer"),
+        ({"epsilon_outside": 0}, "a float"),
+        ({"rms_floor": "none"}, "a float"),
+        ({"partial_size": 3}, "a list of integers"),
+        ({"version": 1.0}, "an integer"),
+    ],
+)
+def test_an_attribute_of_another_type_is_not_taken_for_an_absent_one(changes, wanted):
+    (name,) = changes
+    message = refused_at_load(norm_model("GeneralRMSNorm", F32, F32, **changes))
+    assert f"GeneralRMSNorm 'the_node': the attribute {name} must be {wanted}" in message
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_node_of_a_version_that_the_library_does_not_know_is_refused(version):
+    message = refused_at_load(norm_model("RMSNorm", F32, F32, version=version))
+    assert f"RMSNorm 'the_node': the node is of version {version} of its domain, and this library knows 1" in message
 
 
 @pytest.mark.parametrize("constant", [False, True])

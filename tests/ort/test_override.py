@@ -38,7 +38,7 @@ def library(name):
     if os.environ.get("RMSNORM_DEPLOY_LIBRARY"):
         path = Path(os.environ["RMSNORM_DEPLOY_LIBRARY"])
     else:
-        from rmsnorm_deploy.run.session import library_path
+        from rmsnorm_deploy.run.library import library_path
 
         path = library_path()
     return str(path.with_name(name))

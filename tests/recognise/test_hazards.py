@@ -179,7 +179,7 @@ def test_12_without_keepdims_the_axis_must_come_back_in_its_place():
         g = Graph()
         x = x_of(g, (8, 8))
         mean = (
-            g.unsqueeze(g.reduce("ReduceMean", x * x, (-1,), 0), (axis,))
+            g.along("Unsqueeze", g.reduce("ReduceMean", x * x, (-1,), 0), (axis,))
             if axis == -1
             else g.reduce("ReduceMean", x * x, (-1,), 0)
         )

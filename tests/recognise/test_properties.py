@@ -16,6 +16,7 @@ from tests.support.spellings.graph import F, Graph
 from tests.support.spellings.norms import (
     CLAMPS,
     INSIDE,
+    KEEPDIMS,
     LAYOUTS,
     MEANS,
     NOISE,
@@ -46,7 +47,8 @@ def spellings(draw, layouts=LAYOUTS):
     kind = pick(kinds)
     # what an all-float16 graph rounds in sums and small constants is not the mean that the formula means; a constant
     # after a rounding to 16 bits is an order that the operator does not have
-    means = ["mean", "mean_noop"] if layout == "plain16" else [m for m in MEANS if wide or m != "sum"]
+    sums = ("sum", "sum_root_n")
+    means = ["mean", "mean_noop"] if layout == "plain16" else [m for m in MEANS if wide or m not in sums]
     mean = pick(means)
     inside = "none" if mean == "l2" or kind == "clamp" else pick(INSIDE)
     scales = [x for x in SCALES if wide or not x.startswith("into")]
@@ -69,8 +71,8 @@ def spellings(draw, layouts=LAYOUTS):
         first = draw(st.integers(0, rank - 1))
         run_of = tuple(range(first, draw(st.integers(first + 1, rank))))
         changes = {"axes": run_of if draw(st.booleans()) else tuple(a - rank for a in run_of)[::-1]}
-    keepdims = pick([1, 1, 0])
-    if not keepdims and inside == "add_one_element":
+    keepdims = pick(["kept", *KEEPDIMS])
+    if KEEPDIMS[keepdims][0] == 0 and inside == "add_one_element":
         inside = "add"  # one element has a dimension that a statistic over all axes has not
     general = kind in ("clamp", "outside", "partial") or layout == "float64"
     return Spelling(

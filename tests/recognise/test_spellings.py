@@ -1,14 +1,20 @@
 """Every spelling is found, means what it meant, and runs with the library, without it, optimizer on and off."""
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
 
+import rmsnorm_deploy
+from rmsnorm_deploy.recognise import keepdims, normalised, output, statistic
+from rmsnorm_deploy.recognise.grammar import ALTERNATIVES, OPENINGS
 from tests.support.spellings.check import check
 from tests.support.spellings.norms import (
     CLAMPS,
     INSIDE,
+    KEEPDIMS,
+    LAST_AXIS_MEANS,
     LAYOUTS,
     MEANS,
     NOISE,
@@ -16,6 +22,7 @@ from tests.support.spellings.norms import (
     SCALES,
     SQUARES,
     Spelling,
+    build,
 )
 
 S = Spelling
@@ -30,7 +37,7 @@ def one_change_each():
         yield from (
             dataclasses.replace(base, mean=n, inside="none" if n == "l2" else "add")
             for n in MEANS
-            if layout != "plain16" or "sum" not in n
+            if layout != "plain16" or n in ("mean", "mean_noop", "l2")
         )
         yield from (dataclasses.replace(base, inside=n) for n in INSIDE)
         yield from (dataclasses.replace(base, normalise=n) for n in NORMALISE)
@@ -38,7 +45,10 @@ def one_change_each():
             dataclasses.replace(base, scale=n) for n in SCALES if not (layout == "llamabf16" and n == "one_plus")
         )
         yield dataclasses.replace(base, residual=True)
-        yield dataclasses.replace(base, keepdims=0)
+        yield from (dataclasses.replace(base, keepdims=n) for n in KEEPDIMS)
+    for layout in ("float32", "llama16", "gemma16"):
+        base = S(layout=layout, inside="none")
+        yield from (dataclasses.replace(base, mean=n) for n in LAST_AXIS_MEANS)
     base = S()
     yield from (
         dataclasses.replace(base, noise=n, noise_at=at) for n in NOISE for at in ("x", "mean", "normalised", "y")
@@ -73,9 +83,38 @@ def one_change_each():
     yield dataclasses.replace(base, epsilon=1.1920929e-07)
 
 
-@pytest.mark.parametrize("s", list(dict.fromkeys(one_change_each())), ids=str)
+SPELLINGS = list(dict.fromkeys(one_change_each()))
+STAGES = (statistic, keepdims, normalised, output)
+
+
+@pytest.mark.parametrize("s", SPELLINGS, ids=str)
 def test_spelling(s):
     check(s)
+
+
+@pytest.fixture(scope="module")
+def taken():
+    """The labels in the reports of all spellings."""
+    reports = [rmsnorm_deploy.fuse(build(s).model, dry_run=True)[1] for s in SPELLINGS]
+    return {label for r in reports for norm in r.fused for label in norm.spelling.split(" > ")}
+
+
+@pytest.mark.parametrize("label", [*OPENINGS, *(a.label for a in ALTERNATIVES)])
+def test_a_spelling_takes_each_alternative(label, taken):
+    assert label in taken
+
+
+def test_alternatives_have_labels_and_functions_of_their_own():
+    assert len({a.label for a in ALTERNATIVES}) == len(ALTERNATIVES)
+    assert len({a.apply for a in ALTERNATIVES}) == len(ALTERNATIVES)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda m: m.__name__.rsplit(".", 1)[-1])
+def test_no_alternative_is_left_out_of_its_table(stage):
+    functions = dict(inspect.getmembers(stage, inspect.isfunction))
+    written = {f for name, f in functions.items() if name[0] != "_" and f.__module__ == stage.__name__}
+    assert {a.apply for a in stage.ALTERNATIVES} == written
+    assert set(stage.ALTERNATIVES) <= set(ALTERNATIVES)
 
 
 def test_the_product_of_all_stages_at_once():

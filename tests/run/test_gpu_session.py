@@ -16,11 +16,10 @@ import rmsnorm_deploy
 from rmsnorm_deploy.check import doctor
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op, function_body
-from rmsnorm_deploy.run import nvidia
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run import library, nvidia, providers, session
 
-CUDA, PLUGIN = nvidia.PROVIDERS
-CPU = "CPUExecutionProvider"
+CUDA, PLUGIN = (p.name for p in providers.GPU)
+CPU = providers.CPU.name
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "models" / "llama_float16.onnx"
 X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
 WANTED = X / np.sqrt((X.astype(float) ** 2).mean(axis=1, keepdims=True))
@@ -56,15 +55,15 @@ class Machine:
 
     def open(self, model, sess_options, providers, **kwargs):
         self.options = sess_options
-        session = self.real(model, sess_options, providers=[CPU] if providers else None, **kwargs)
-        session.get_providers = lambda: self.running
+        opened = self.real(model, sess_options, providers=[CPU] if providers else None, **kwargs)
+        opened.get_providers = lambda: self.running
         if not self.can_say:
-            session.get_provider_graph_assignment_info = None  # as if it were older than 1.24
-        elif self.placed and hasattr(session, "get_provider_graph_assignment_info"):
-            parts = session.get_provider_graph_assignment_info
+            opened.get_provider_graph_assignment_info = None  # as if it were older than 1.24
+        elif self.placed and hasattr(opened, "get_provider_graph_assignment_info"):
+            parts = opened.get_provider_graph_assignment_info
             placed = self.placed
-            session.get_provider_graph_assignment_info = lambda: [Part(placed, p.get_nodes()) for p in parts()]
-        return session
+            opened.get_provider_graph_assignment_info = lambda: [Part(placed, p.get_nodes()) for p in parts()]
+        return opened
 
 
 class Part:
@@ -86,100 +85,100 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def with_cuda(monkeypatch):
-    monkeypatch.setattr(nvidia, "architectures", lambda library: ("80-real", "100"))
+    monkeypatch.setattr(library, "cuda_architectures", lambda path: ("80-real", "100"))
 
 
 @pytest.fixture
 def without_cuda(monkeypatch):
-    monkeypatch.setattr(nvidia, "architectures", lambda library: ())
+    monkeypatch.setattr(library, "cuda_architectures", lambda path: ())
 
 
 @pytest.mark.parametrize("providers", [CUDA, PLUGIN, [CUDA], [(CUDA, {"device_id": 0}), CPU], (PLUGIN, CPU)])
 def test_a_library_with_cuda_is_registered(machine, with_cuda, proto, providers):
-    session = runtime.session(proto, providers=providers)
-    assert runtime.is_registered(machine.options)
-    np.testing.assert_allclose(session.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+    opened = session.session(proto, providers=providers)
+    assert session.is_registered(machine.options)
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
 
 
 def test_norms_that_onnxruntime_puts_on_the_cpu_are_refused_by_name(machine, with_cuda, proto):
     machine.placed = None
     with pytest.raises(MissingEnvironment, match=r"gave 2 fused norms to the CPU.*first, second") as caught:
-        runtime.session(proto, providers=[CUDA, CPU])
+        session.session(proto, providers=[CUDA, CPU])
     assert "function bodies" in caught.value.hint
 
 
 def test_an_onnxruntime_that_cannot_say_where_nodes_are_is_believed(machine, with_cuda, proto):
     machine.placed, machine.can_say = None, False
-    runtime.session(proto, providers=[CUDA, CPU])
+    session.session(proto, providers=[CUDA, CPU])
 
 
 def test_a_provider_that_does_not_start_is_said(machine, with_cuda, proto):
     machine.running = [CPU]
     with pytest.warns(UserWarning, match=f"did not start {CUDA}; the whole model runs on the CPU"):
-        session = runtime.session(proto, providers=[CUDA, CPU])
-    np.testing.assert_allclose(session.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+        opened = session.session(proto, providers=[CUDA, CPU])
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
 
 
 def test_a_library_without_cuda_is_left_out_and_that_is_said(machine, without_cuda, proto):
     with pytest.warns(UserWarning, match=f"built without CUDA; on {CUDA} fused norms run by their function bodies"):
-        session = runtime.session(proto, providers=[CUDA, CPU])
-    assert not runtime.is_registered(machine.options)
-    np.testing.assert_allclose(session.run(None, {"X": X})[0], WANTED, rtol=1e-6)  # the bodies
+        opened = session.session(proto, providers=[CUDA, CPU])
+    assert not session.is_registered(machine.options)
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)  # the bodies
 
 
 def test_a_library_without_cuda_that_is_registered_is_refused(machine, without_cuda, proto):
     options = ort.SessionOptions()
-    runtime.register(options)
+    session.register(options)
     with pytest.raises(UsageError, match=f"copied from {CUDA} to the host") as caught:
-        runtime.session(proto, providers=[CUDA, CPU], session_options=options)
+        session.session(proto, providers=[CUDA, CPU], session_options=options)
     assert "nvcc" in caught.value.hint
     assert machine.options is None
 
 
 def test_no_library_at_all_is_said(machine, proto, monkeypatch, tmp_path):
-    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(tmp_path / "no.so"))
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "no.so"))
     with pytest.warns(UserWarning, match=r"no\.so.*function bodies"):
-        runtime.session(proto, providers=[CUDA, CPU])
+        session.session(proto, providers=[CUDA, CPU])
 
 
 def test_onnxruntimes_own_norms_keep_their_kernels_on_the_gpu(machine, with_cuda, proto):
     with pytest.warns(UserWarning, match="keep onnxruntime's kernels"):
-        runtime.session(proto, providers=[CUDA, CPU], override_builtin=True)
-    assert not runtime.is_registered(machine.options, override_builtin=True)
+        session.session(proto, providers=[CUDA, CPU], override_builtin=True)
+    assert not session.is_registered(machine.options, override_builtin=True)
 
 
 @pytest.mark.parametrize("able", [False, True])
 def test_devices_in_the_session_options_are_treated_as_a_gpu(machine, monkeypatch, proto, able):
-    monkeypatch.setattr(nvidia, "architectures", lambda library: ("100",) if able else ())
+    monkeypatch.setattr(library, "cuda_architectures", lambda path: ("100",) if able else ())
     monkeypatch.setattr(ort.SessionOptions, "has_providers", lambda self: True, raising=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        runtime.session(proto)
-    assert runtime.is_registered(machine.options) == able
+        session.session(proto)
+    assert session.is_registered(machine.options) == able
     assert len(said) == (not able)
 
 
 def test_without_a_cuda_provider_in_onnxruntime_the_norms_run_on_the_cpu(proto):
     options = ort.SessionOptions()
     with pytest.warns(UserWarning, match=f"Specified provider '{CUDA}' is not in available"):
-        session = runtime.session(proto, providers=[CUDA, CPU], session_options=options)
-    assert runtime.is_registered(options)
-    assert session.get_providers() == [CPU]
-    np.testing.assert_allclose(session.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+        opened = session.session(proto, providers=[CUDA, CPU], session_options=options)
+    assert session.is_registered(options)
+    assert opened.get_providers() == [CPU]
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
 
 
 def test_onnxruntime_gives_every_fused_norm_to_the_provider_that_has_its_kernel():
     """Nodes of all operators and types, with bodies: none is replaced by its body, none is anywhere else."""
     options = ort.SessionOptions()
-    runtime.register(options)
+    session.register(options)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     fused, _ = rmsnorm_deploy.fuse(SAMPLE)
-    session = ort.InferenceSession(fused.SerializeToString(), options, providers=[CPU])
-    if not hasattr(session, "get_provider_graph_assignment_info"):
+    opened = ort.InferenceSession(fused.SerializeToString(), options, providers=[CPU])
+    if not hasattr(opened, "get_provider_graph_assignment_info"):
         pytest.skip("needs onnxruntime 1.24 or newer, which can say where nodes are")
     ours = [
         (part.ep_name, node.op_type)
-        for part in session.get_provider_graph_assignment_info()
+        for part in opened.get_provider_graph_assignment_info()
         for node in part.get_nodes()
         if node.domain == "rmsnorm_deploy"
     ]
@@ -189,10 +188,10 @@ def test_onnxruntime_gives_every_fused_norm_to_the_provider_that_has_its_kernel(
 
 
 def test_architectures_of_what_is_no_library(tmp_path):
-    assert nvidia.architectures(tmp_path / "no.so") == ()
+    assert library.cuda_architectures(tmp_path / "no.so") == ()
     text = tmp_path / "text.so"
     text.write_text("no library")
-    assert nvidia.architectures(text) == ()
+    assert library.cuda_architectures(text) == ()
 
 
 def test_the_driver_is_asked(monkeypatch, tmp_path):
@@ -209,7 +208,7 @@ def test_the_driver_is_asked(monkeypatch, tmp_path):
     ],
 )
 def test_doctor_says_what_runs_on_the_gpu(machine, monkeypatch, architectures, problem, says):
-    monkeypatch.setattr(nvidia, "architectures", lambda library: architectures)
+    monkeypatch.setattr(library, "cuda_architectures", lambda path: architectures)
     monkeypatch.setattr(nvidia, "driver", lambda: nvidia.Driver("13.0", () if problem else ("A GPU",), problem))
     found = doctor.examine()
     assert found["runs"][f"fused models on {CUDA}"] == says

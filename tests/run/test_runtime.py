@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
-from rmsnorm_deploy.run import session as runtime
+from rmsnorm_deploy.run import library, session
 
 X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
 WANTED = X / np.sqrt((X.astype(float) ** 2).mean(axis=1, keepdims=True))
@@ -34,51 +34,51 @@ def proto():
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def result(session):
-    return session.run(None, {"X": X})[0]
+def result(opened):
+    return opened.run(None, {"X": X})[0]
 
 
 def test_the_library_is_found():
-    path = runtime.library_path()
+    path = library.library_path()
     assert path.is_absolute()
     assert path.is_file()
 
 
 def test_a_variable_names_another_library(monkeypatch, tmp_path):
     other = tmp_path / "other.so"
-    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(other))
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(other))
     with pytest.raises(MissingEnvironment, match="is not a file") as caught:
-        runtime.library_path()
+        library.library_path()
     assert caught.value.hint
     other.write_bytes(b"")
-    assert runtime.library_path() == other.resolve()
+    assert library.library_path() == other.resolve()
 
 
 def test_a_missing_library_is_said(monkeypatch):
-    monkeypatch.delenv(runtime.LIBRARY_VARIABLE, raising=False)
-    monkeypatch.setattr(runtime, "_candidates", lambda: iter([Path("/nowhere/lib.so")]))
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_candidates", lambda: iter([Path("/nowhere/lib.so")]))
     with pytest.raises(MissingEnvironment, match="is not installed"):
-        runtime.library_path()
+        library.library_path()
 
 
 def test_a_file_that_is_no_library_is_said(monkeypatch, tmp_path):
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
-    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(other))
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(other))
     options = ort.SessionOptions()
     with pytest.raises(MissingEnvironment, match="does not take the library"):
-        runtime.register(options)
-    assert not runtime.is_registered(options)
+        session.register(options)
+    assert not session.is_registered(options)
 
 
 def test_registering_twice_registers_once(proto):
     options = ort.SessionOptions()
-    assert not runtime.is_registered(options)
-    runtime.register(options)
-    runtime.register(options)
-    assert runtime.is_registered(options)
-    session = ort.InferenceSession(proto.SerializeToString(), options)
-    np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+    assert not session.is_registered(options)
+    session.register(options)
+    session.register(options)
+    assert session.is_registered(options)
+    opened = ort.InferenceSession(proto.SerializeToString(), options)
+    np.testing.assert_allclose(result(opened), WANTED, rtol=1e-6)
 
 
 @pytest.fixture
@@ -94,43 +94,43 @@ def builtin():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def runs_our_kernel(session):
+def runs_our_kernel(opened):
     """Whether a node of onnxruntime's own answers with our sentence."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  onnxruntime's exceptions share no base of their own
-        session.run(None, {"X": np.ones((2, 3), np.float32)})
+        opened.run(None, {"X": np.ones((2, 3), np.float32)})
     return "SimplifiedLayerNormalization 'the_node': scale of shape [2] does not" in str(caught.value)
 
 
 def test_onnxruntimes_own_operators_are_replaced_on_request_only(builtin, proto):
     options = ort.SessionOptions()
-    runtime.register(options)
-    assert not runtime.is_registered(options, override_builtin=True)
+    session.register(options)
+    assert not session.is_registered(options, override_builtin=True)
     assert not runs_our_kernel(ort.InferenceSession(builtin.SerializeToString(), options))
     for _ in range(2):
-        runtime.register(options, override_builtin=True)
-        assert runtime.is_registered(options, override_builtin=True)
+        session.register(options, override_builtin=True)
+        assert session.is_registered(options, override_builtin=True)
         assert runs_our_kernel(ort.InferenceSession(builtin.SerializeToString(), options))
-    np.testing.assert_allclose(result(runtime.session(proto, session_options=options)), WANTED, rtol=1e-6)
-    assert not runs_our_kernel(runtime.session(builtin))
-    session = runtime.session(builtin, override_builtin=True)
-    assert runs_our_kernel(session)
-    np.testing.assert_allclose(result(session), WANTED, rtol=1e-4)  # its default epsilon is not 0
+    np.testing.assert_allclose(result(session.session(proto, session_options=options)), WANTED, rtol=1e-6)
+    assert not runs_our_kernel(session.session(builtin))
+    opened = session.session(builtin, override_builtin=True)
+    assert runs_our_kernel(opened)
+    np.testing.assert_allclose(result(opened), WANTED, rtol=1e-4)  # its default epsilon is not 0
 
 
 def test_registering_at_once_registers_both():
     options = ort.SessionOptions()
-    runtime.register(options, override_builtin=True)
-    assert runtime.is_registered(options)
-    assert runtime.is_registered(options, override_builtin=True)
+    session.register(options, override_builtin=True)
+    assert session.is_registered(options)
+    assert session.is_registered(options, override_builtin=True)
 
 
 def test_a_missing_second_library_is_said(monkeypatch, tmp_path):
-    assert runtime.library_path(override=True).parent == runtime.library_path().parent
-    alone = tmp_path / runtime.library_path().name
-    alone.write_bytes(runtime.library_path().read_bytes())
-    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(alone))
+    assert library.library_path(override=True).parent == library.library_path().parent
+    alone = tmp_path / library.library_path().name
+    alone.write_bytes(library.library_path().read_bytes())
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(alone))
     with pytest.raises(MissingEnvironment, match=r"there is no .*override.* beside") as caught:
-        runtime.register(ort.SessionOptions(), override_builtin=True)
+        session.register(ort.SessionOptions(), override_builtin=True)
     assert "put both files" in caught.value.hint
 
 
@@ -138,58 +138,58 @@ def test_session_takes_every_kind_of_model(proto, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
     for model in (path, str(path), path.read_bytes(), bytearray(path.read_bytes()), proto, onnx_ir.from_proto(proto)):
-        np.testing.assert_allclose(result(runtime.session(model)), WANTED, rtol=1e-6)
+        np.testing.assert_allclose(result(session.session(model)), WANTED, rtol=1e-6)
 
 
 def test_session_uses_and_keeps_the_options_given(proto):
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     for _ in range(2):
-        session = runtime.session(proto, session_options=options, providers=["CPUExecutionProvider"])
-        np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+        opened = session.session(proto, session_options=options, providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(result(opened), WANTED, rtol=1e-6)
     assert options.intra_op_num_threads == 1
 
 
 def test_other_arguments_reach_onnxruntime(proto):
-    session = runtime.session(proto, providers=["CPUExecutionProvider"], provider_options=[{}])
-    np.testing.assert_allclose(result(session), WANTED, rtol=1e-6)
+    opened = session.session(proto, providers=["CPUExecutionProvider"], provider_options=[{}])
+    np.testing.assert_allclose(result(opened), WANTED, rtol=1e-6)
 
 
 def test_beside_another_provider_the_library_is_left_out_and_that_is_said(proto, monkeypatch):
     seen = {}
 
-    def session(model, sess_options, providers):
+    def opens(model, sess_options, providers):
         seen.update(model=model, options=sess_options, providers=providers)
         return "a session"
 
-    monkeypatch.setattr(ort, "InferenceSession", session)
+    monkeypatch.setattr(ort, "InferenceSession", opens)
     providers = [("DmlExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
     with pytest.warns(UserWarning, match="DmlExecutionProvider.*run by their function bodies"):
-        assert runtime.session(proto, providers=providers) == "a session"
-    assert not runtime.is_registered(seen["options"])
+        assert session.session(proto, providers=providers) == "a session"
+    assert not session.is_registered(seen["options"])
     assert seen["providers"] == providers
     half = ort.SessionOptions()
-    runtime.register(half)
+    session.register(half)
     with pytest.warns(UserWarning, match="DmlExecutionProvider"):
-        runtime.session(proto, providers=providers, session_options=half, override_builtin=True)
-    assert not runtime.is_registered(half, override_builtin=True)
+        session.session(proto, providers=providers, session_options=half, override_builtin=True)
+    assert not session.is_registered(half, override_builtin=True)
 
     options = ort.SessionOptions()
-    runtime.register(options)  # whoever does that has decided
+    session.register(options)  # whoever does that has decided
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        runtime.session(proto, providers=providers, session_options=options)
+        session.session(proto, providers=providers, session_options=options)
 
 
 def test_models_that_cannot_be_handed_over(proto):
     with pytest.raises(UsageError, match="not int"):
-        runtime.session(3)
+        session.session(3)
     weight = proto.graph.initializer[0]
     weight.ClearField("float_data")
     weight.data_location = TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="weights.bin")
     with pytest.raises(UsageError, match="weights in other files"):
-        runtime.session(proto)
+        session.session(proto)
 
 
 def test_importing_the_module_does_not_import_onnxruntime():
@@ -199,6 +199,6 @@ def test_importing_the_module_does_not_import_onnxruntime():
 
 def test_without_onnxruntime_that_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingEnvironment, match="onnxruntime cannot be imported") as caught:
-        runtime.register(object())
+    with pytest.raises(MissingEnvironment, match="onnxruntime is not installed") as caught:
+        session.register(object())
     assert "pip install" in caught.value.hint

@@ -9,14 +9,13 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
+from benchmarks.gpu.contract import ALL, Params
+from rmsnorm_deploy.check import ulp as ulps
+from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.op.reference import rms_norm
 
-MAX_RANK = 16
-ALL = 2**63 - 1
 F32, F16, F64, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 DTYPES = {F32: np.float32, F16: np.float16, F64: np.float64, BF16: ml_dtypes.bfloat16}
-FRACTION_BITS = {F32: 23, F16: 10, F64: 52, BF16: 7}
-SMALLEST = {F32: 2.0**-149, F16: 2.0**-24, F64: 2.0**-1074, BF16: 2.0**-133}
 BAD_VERSION, BAD_TYPE, BAD_SHAPE, BAD_POINTER, BAD_PARTIAL, BAD_VALUE, BAD_STRIDE, BAD_ISA = range(1, 9)
 WRONG = [
     ({"version": 2}, BAD_VERSION),
@@ -43,34 +42,6 @@ WRONG = [
     ({"rms_floor": -1e-9}, BAD_VALUE),
 ]
 """Changes of a call's params, and what each is refused with."""
-
-
-class Params(ctypes.Structure):
-    """`rms_norm_params` of ops/include/rms_norm.h."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint32),
-        ("x_type", ctypes.c_int32),
-        ("scale_type", ctypes.c_int32),
-        ("round_type", ctypes.c_int32),
-        ("stash_type", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("axis_begin", ctypes.c_int32),
-        ("axis_count", ctypes.c_int32),
-        ("x", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("sum", ctypes.c_void_p),
-        ("shape", ctypes.c_int64 * MAX_RANK),
-        ("scale_strides", ctypes.c_int64 * MAX_RANK),
-        ("bias_strides", ctypes.c_int64 * MAX_RANK),
-        ("partial_size", ctypes.c_int64),
-        ("epsilon", ctypes.c_float),
-        ("epsilon_outside", ctypes.c_float),
-        ("rms_floor", ctypes.c_float),
-    )
 
 
 def load(path):
@@ -167,9 +138,7 @@ class Call:
 
 def ulp(value, data_type):
     """Distance to the next value of a type, for magnitudes."""
-    value = np.maximum(np.abs(value), 1e-300)
-    spacing = np.exp2(np.floor(np.log2(value)) - FRACTION_BITS[data_type])
-    return np.maximum(spacing, SMALLEST[data_type])
+    return ulps.ulp(value, float_type(data_type))
 
 
 def agrees(call, y, total):

@@ -177,7 +177,7 @@ def test_a_generic_processor_on_request(small, tmp_path):
 
 
 def test_nothing_is_overwritten_and_nothing_half_done_stays(small, tmp_path):
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists already"):
         tvm.compile(small / "m.onnx", output=small / "c")
     with pytest.raises(ModelError):
         tvm.compile(small / "c" / "model.json", output=tmp_path / "c")
@@ -262,7 +262,7 @@ def test_empty_tensors(tmp_path):
     ("variable", "value", "said"),
     [
         ("PATH", "/nowhere", "there is no C++ compiler"),
-        ("CXX", "/nowhere/g++", "'/nowhere/g++' is not one"),
+        ("CXX", "/nowhere/g++", "CXX names '/nowhere/g++', which is not a program"),
         ("CXX", "COMPILER", ": ld: no such thing"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_compiler_that_is_not_there_or_fails(small, tmp_path, monkeypatch, cap
 def test_places_where_nothing_can_be_written(small, tmp_path, capfd):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for options, said in (
-        (["-o", "link"], "is there already"),
+        (["-o", "link"], "exists already"),
         (["-o", "/proc/c"], "no folder can be made in /proc"),
         (["-o", "c", "--dump-ir", str(small / "m.onnx")], "cannot be written"),
     ):

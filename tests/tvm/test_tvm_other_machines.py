@@ -155,9 +155,9 @@ def test_the_compiler_that_links(model, tmp_path, monkeypatch, capfd):
     for name in (COMPILER, "other"):
         (compilers / name).write_text("#!/bin/sh\nexit 1\n")
         (compilers / name).chmod(0o755)
-    assert linking.compiler("aarch64-unknown-linux-gnu") == str(compilers / COMPILER)
+    assert linking.compiler("aarch64-unknown-linux-gnu") == [str(compilers / COMPILER)]
     monkeypatch.setenv("CXX", "other")
-    assert linking.compiler(TRIPLE) == str(compilers / "other")
+    assert linking.compiler(TRIPLE) == [str(compilers / "other")]
     assert main(command) == 4
     assert "other cannot link a library for aarch64-unknown-linux-gnu" in capfd.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["compilers"]

@@ -477,7 +477,7 @@ def test_the_command(model, odd, tmp_path, capfd):
         (["--rows", "a"], "--rows takes numbers"),
         (["--tracker", "x:1"], "one of them is missing"),
         (["--key", "x"], "one of them is missing"),
-        (["--tracker", "x", "--key", "k"], "is no HOST:PORT"),
+        (["--tracker", "x", "--key", "k"], "is not HOST:PORT"),
         (["--target", "toaster"], "no schedules for target"),
         (["--mtriple", "aarch64-linux-gnu" if this_machine() == "x86_64" else "x86_64-linux-gnu"], "cannot measure"),
         (["--arch", "sm_90"], "no GPU architectures"),

@@ -1,13 +1,13 @@
-#include "providers.h"
-
+// For which execution providers of onnxruntime this library has kernels.
 #include "../../include/rms_norm_cuda.h"
+#include "../library.h"
 
 namespace rmsnorm_deploy {
 namespace {
 
 // onnxruntime's CUDA provider is also built as a plug-in, which some releases know under a name of its own. An op for a
 // provider that a runtime lacks is never looked at, so nothing here depends on the runtime: a plug-in can come later.
-constexpr Provider kProviders[kMostProviders] = {
+constexpr Provider kProviders[] = {
     {nullptr, false},
     {"CUDAExecutionProvider", true},
     {"CudaPluginExecutionProvider", true},
@@ -15,7 +15,9 @@ constexpr Provider kProviders[kMostProviders] = {
 
 }  // namespace
 
-std::size_t provider_count() noexcept { return *rmsnorm_deploy_cuda_architectures() ? kMostProviders : 1; }
+std::size_t provider_count() noexcept {
+  return *rmsnorm_deploy_cuda_architectures() ? sizeof kProviders / sizeof kProviders[0] : 1;
+}
 const Provider& provider_at(std::size_t index) noexcept { return kProviders[index]; }
 
 }  // namespace rmsnorm_deploy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft, Emission
@@ -22,7 +24,7 @@ class _Onnx(OutputForm):
             return found.plain
         return found
 
-    def needs(self, _: Match) -> Needs:
+    def needs(self, _: Match, __: Mapping[str, int]) -> Needs:
         return Needs(opset=self.opset)
 
     def emit(self, match: Match, draft: Draft) -> Emission:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -28,7 +29,7 @@ class _Ort(OutputForm):
             return dataclasses.replace(found, fewer_roundings=True, notes=(*found.notes, note))
         return found
 
-    def needs(self, match: Match) -> Needs:
+    def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
         return Needs(domains={_CONTRIB: 1} if match.parameters.op is Op.ADD_RMS_NORM else {})
 
     def emit(self, match: Match, draft: Draft) -> Emission:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from rmsnorm_deploy import op
 from rmsnorm_deploy.fusing.draft import Draft, Emission, full
@@ -21,13 +22,13 @@ class _Plugin(OutputForm):
         note = f"written as GeneralRMSNorm: {match.general_because}"
         return dataclasses.replace(match, notes=(*match.notes, note))
 
-    def needs(self, match: Match) -> Needs:
-        operator = match.parameters.op
+    def needs(self, match: Match, imports: Mapping[str, int]) -> Needs:
+        operator, version = match.parameters.op, op.version_of(imports)
         return Needs(
             opset=op.min_opset(match.parameters),
             ir_version=op.MIN_IR_VERSION,
-            domains={DOMAIN: op.VERSION},
-            bodies={operator.value: functools.partial(op.function_body, operator)},
+            domains={DOMAIN: version},
+            bodies={operator.value: functools.partial(op.function_body, operator, version=version)},
         )
 
     def emit(self, match: Match, draft: Draft) -> Emission:
@@ -45,7 +46,8 @@ class _Plugin(OutputForm):
             # -0.0 is the number that changes nothing when added, not even the sign of a zero
             neutral = full([], -0.0, match.scale_dtype)
             inputs.append(match.bias if match.bias is not None else draft.constant("rmsnorm_no_bias", neutral))
-        norm = draft.norm(DOMAIN, parameters.op.value, inputs, parameters.to_attributes(), outputs)
+        attributes = parameters.to_attributes(op.version_of(draft.imports))
+        norm = draft.norm(DOMAIN, parameters.op.value, inputs, attributes, outputs)
         return draft.done(norm, outputs[0], total)
 
 

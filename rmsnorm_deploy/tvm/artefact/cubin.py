@@ -81,7 +81,7 @@ def find_nvcc() -> str:
     """The CUDA compiler.
 
     Raises:
-        MissingEnvironment: there is none.
+        MissingEnvironment: it is not found.
     """
     found = nvidia.compiler()
     if found is not None:

@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm.support import cc
-
 from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.run import toolchain
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
 
 
-def _cross_compiler(triple: str) -> str:
-    """The C++ compiler that links for another architecture.
+def compiler(triple: str) -> list[str]:
+    """The command of the C++ compiler that links for ``triple``; see :mod:`rmsnorm_deploy.run.toolchain`.
 
     Raises:
-        MissingEnvironment: there is none.
+        MissingEnvironment: it is not found.
     """
     machine = machine_of(triple)
+    if machine == this_machine():
+        return toolchain.linker()
     system = triple[triple.index("linux") :]
     usual = list(dict.fromkeys((f"{triple}-g++", f"{machine}-{system}-g++")))
-    for name in [os.environ["CXX"]] if os.environ.get("CXX") else usual:
-        if found := shutil.which(name):
-            return found
-    raise MissingEnvironment(
-        f"there is no C++ compiler to link a library for {triple} with",
-        f"Install {usual[-1]} (on Debian: apt-get install g++-{machine.replace('_', '-')}-linux-gnu), or set CXX.",
-    )
-
-
-def compiler(triple: str) -> str:
-    """The C++ compiler that links for ``triple``.
-
-    Raises:
-        MissingEnvironment: there is none.
-    """
-    if machine_of(triple) != this_machine():
-        return _cross_compiler(triple)
-    found = cc.get_cc()
-    if found is None or shutil.which(found) is None:
-        named = "" if found is None else f": '{found}' is not one"
+    try:
+        return toolchain.compiler(usual)
+    except MissingEnvironment:
+        if os.environ.get("CXX"):
+            raise
         raise MissingEnvironment(
-            f"there is no C++ compiler to link the library with{named}", "Install g++, for instance, or set CXX."
-        )
-    return str(found)
+            f"there is no C++ compiler to link a library for {triple} with",
+            f"Install {usual[-1]} (on Debian: apt-get install g++-{machine.replace('_', '-')}-linux-gnu), or set CXX.",
+        ) from None
 
 
 def export(module: Any, path: Path, triple: str) -> None:
@@ -54,14 +42,26 @@ def export(module: Any, path: Path, triple: str) -> None:
     Raises:
         MissingEnvironment: there is no C++ compiler, or it fails: it is not one for ``triple``, or there is no space.
     """
-    found = compiler(triple)
+    command = compiler(triple)
+    # TVM's own function takes the name of a program only, and no arguments in front
+    shared = ["-shared", "-fPIC", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])]
+
+    def link(output: str, objects: list[str], options: Sequence[str] = ()) -> None:
+        done = subprocess.run(
+            [*command, *shared, "-o", output, *objects, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stdout)
+
     try:
-        module.export_library(str(path), cc=found)
+        module.export_library(str(path), fcompile=link)
     except (RuntimeError, OSError) as error:
-        # TVM says "Compilation error:", what the compiler said, and "Command line: ..."
-        lines = [line for line in str(error).splitlines()[1:] if line.strip() and not line.startswith("collect2:")]
-        said = next((line for line in reversed(lines) if not line.startswith("Command line:")), "it does not say why")
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("collect2:")]
         raise MissingEnvironment(
-            f"{found} cannot link a library for {triple}: {said.strip()}",
+            f"{command[0]} cannot link a library for {triple}: {(lines or ['it does not say why'])[-1].strip()}",
             "Correct that, or set CXX to a C++ compiler that can.",
         ) from error

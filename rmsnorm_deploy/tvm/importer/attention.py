@@ -118,7 +118,7 @@ def _bias(o: Operator, dtype: str, shape: list[Any]) -> Any:
 
 
 def _window(o: Operator, dtype: str, shape: list[Any]) -> Any:
-    """Minus infinity for keys behind a query, outside of its window, or behind the end; None where there are none."""
+    """Minus infinity for keys behind a query, outside of its window, or behind the end; None where no key is hidden."""
     causal = bool(o.attr.get("is_causal", 0))
     left, right = (int(o.attr.get(f"{side}_window_size", -1)) for side in ("left", "right"))
     lengths, past = o.input(6), o.input(4)

@@ -72,7 +72,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         flat = shape if as_it_is else [outer, middle, inner] if columns else [outer, middle]
 
         def reshaped(value: Any, dims: list[Any]) -> Any:
-            """A reshape is no copy, but it is a call: none where nothing changes."""
+            """A reshape is not a copy, but it is a call: only where something changes."""
             return value if _equal(_shape(value), dims) else emit(relax.op.reshape(value, relax.ShapeExpr(dims)))
 
         def parameter(value: Any) -> tuple[Any, bool]:

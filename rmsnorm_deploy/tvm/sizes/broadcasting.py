@@ -28,7 +28,7 @@ def common_shape(bb: Any, dims: Dimensions, shapes: Sequence[Sequence[Any]]) -> 
     """The shape that all ``shapes`` broadcast to; the model checks what cannot be proven here.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such shape.
     """
     return [_common_size(bb, dims, sizes) for sizes in _aligned(shapes)]
 

@@ -19,7 +19,7 @@ class Dimensions:
 
     A size is a Python ``int`` (a truth value: ``bool``) where it is known, else a TVM expression. No variable is
     below 0. Where only an empty tensor stands in the way of a plain result, as in min(1, length), the
-    tensor is taken not to be empty, and the variable's name goes into :attr:`positive`: somebody has to check.
+    tensor is taken not to be empty, and the variable's name goes into :attr:`positive`: the caller has to check.
 
     Attributes:
         positive: names of the variables that must not be 0.

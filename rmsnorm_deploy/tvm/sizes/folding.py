@@ -85,7 +85,7 @@ class _Operands:
         return i < len(self.values) and self.values[i] is not None
 
     def numbers(self, i: int) -> list[Any] | None:
-        """A vector of numbers; None where there is none, or where they depend on sizes."""
+        """A vector of numbers; None where it is absent, or its elements depend on sizes."""
         return self[i].list() if self.has(i) and self[i].static else None
 
     def each(self, function: Callable[..., Any], dtype: str | None = None) -> ShapeValue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from onnx import ModelProto, ValueInfoProto
 from tvm import tirx
 
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div)
+from rmsnorm_deploy.model.dims import evaluated, names_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,8 @@ def input_shapes(proto: ModelProto) -> InputShapes:
     """
     inputs = [v for v in inputs_of(proto) if v.type.tensor_type.HasField("shape")]
     names = {d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param}
-    plain = {n for n in names if _terms(n) is None}
-    atoms = plain | {n for n in names if not (_terms(n) or {""}) <= plain}
+    plain = {n for n in names if names_in(n) is None}
+    calculated = {n for n in names if (found := names_in(n)) is not None and found <= plain}
     variables: dict[str, Any] = {}
     labels: dict[str, str] = {}
 
@@ -59,39 +58,12 @@ def input_shapes(proto: ModelProto) -> InputShapes:
         name = dim.dim_param
         if not name:
             return variable(f"{value.name}[{axis}]")
-        return variable(name) if name in atoms else _evaluated(ast.parse(name, mode="eval").body, variable)
+        if name not in calculated:
+            return variable(name)
+        try:
+            return evaluated(name, variable, {"Max": tirx.max, "Min": tirx.min})
+        except ValueError:  # a root, for instance
+            return variable(name)
 
     shapes = {v.name: [size(v, i) for i in range(len(v.type.tensor_type.shape.dim))] for v in inputs}
     return InputShapes(shapes, labels)
-
-
-def _terms(name: str) -> set[str] | None:
-    """The names in an expression, or None for what is no expression."""
-    try:
-        body = ast.parse(name, mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    if not isinstance(body, ast.BinOp) or not all(_simple(node) for node in ast.walk(body)):
-        return None
-    return {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
-
-
-def _simple(node: ast.AST) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int)
-    return isinstance(node, (ast.BinOp, ast.Name, ast.Load, *_OPERATORS))
-
-
-def _evaluated(node: ast.expr, variable: Any) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name):
-        return variable(node.id)
-    if not isinstance(node, ast.BinOp):
-        raise TypeError(ast.dump(node))
-    a, b = _evaluated(node.left, variable), _evaluated(node.right, variable)
-    if isinstance(node.op, ast.Add):
-        return a + b
-    if isinstance(node.op, ast.Sub):
-        return a - b
-    return a * b if isinstance(node.op, ast.Mult) else tirx.floordiv(a, b)

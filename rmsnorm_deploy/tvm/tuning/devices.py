@@ -43,7 +43,7 @@ def fleet_of(tracker: str | None, key: str | None) -> Fleet | None:
     """The fleet of ``tracker``, which is ``HOST:PORT``; None for this machine.
 
     Raises:
-        UsageError: one of both is missing, or the tracker is something else.
+        UsageError: only one of the two is given, or the tracker is something else.
     """
     if tracker is None and key is None:
         return None
@@ -181,7 +181,7 @@ def reserve(fleet: Fleet, session_seconds: float, wait: float) -> bool:
 
 
 def reserved() -> Any:
-    """The session on the device that :func:`reserve` got, once; None where there is none."""
+    """The session on the device that :func:`reserve` got, once; None where it has been handed out."""
     global _session
     session, _session = _session, None
     return session

@@ -112,7 +112,7 @@ def serve() -> None:
     """The child: answers calls on stdin until there are no more."""
     with os.fdopen(os.dup(0), "rb") as calls, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)  # what TVM prints is no answer
+        os.dup2(2, 1)  # what TVM prints is not an answer
         _answer(calls, answers)
 
 

@@ -134,6 +134,8 @@ Status* integer_attribute(const KernelInfo* info, const char* name, std::int64_t
   *value = found->second;
   return nullptr;
 }
+Status* no_text_attribute(const KernelInfo*, const char*, char*, std::size_t*) { return missing(); }
+Status* no_floats_attribute(const KernelInfo*, const char*, float*, std::size_t*) { return missing(); }
 Status* list_attribute(const KernelInfo* info, const char* name, std::int64_t* values, std::size_t* count) {
   const auto found = info->lists.find(name);
   if (found == info->lists.end()) return missing();
@@ -220,6 +222,8 @@ void fill_table() {
   set(KernelInfo_GetNodeName, node_name);
   set(KernelInfoGetAttribute_float, float_attribute);
   set(KernelInfoGetAttribute_int64, integer_attribute);
+  set(KernelInfoGetAttribute_string, no_text_attribute);
+  set(KernelInfoGetAttributeArray_float, no_floats_attribute);
   set(KernelInfoGetAttributeArray_int64, list_attribute);
   set(KernelInfoGetConstantInput_tensor, constant_input);
   set(KernelContext_GetInput, input);

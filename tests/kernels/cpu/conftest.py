@@ -1,6 +1,6 @@
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support.contract import INSTRUCTION_SETS, load
 
 

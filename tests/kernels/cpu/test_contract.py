@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support import contract_cases
 from tests.support.contract import BAD_ISA, BAD_POINTER, BAD_SHAPE, BAD_STRIDE, WRONG, Call, cases
 

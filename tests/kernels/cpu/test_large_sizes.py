@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support.native import Build, output_of
 
 CASES = [

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support.contract import BF16, DTYPES, F16, F32, INSTRUCTION_SETS, Call, load, values
 
 SIZES = [16, 32, 63, 64, 96, 128, 200, 256, 896, 1024, 2048, 4096, 4128, 8192]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support import contract_cases
 from tests.support.contract import BF16, F16, F32, Call, cases, load, values
 from tests.support.driver import Driver, build, run

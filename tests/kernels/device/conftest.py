@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.gpu.contract import Kernels
 from benchmarks.gpu.driver import Gpu, cuda
-from rmsnorm_deploy.run.session import library_path
+from rmsnorm_deploy.run.library import library_path
 from tests.support.contract import Params
 from tests.support.cuda import emulator as em
 

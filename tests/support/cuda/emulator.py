@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.contract import DTYPES, MAX_RANK, Params
+from benchmarks.gpu.contract import MAX_RANK, Params
+from tests.support.contract import DTYPES
 from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,7 +61,8 @@ def compile_host(ops, folder):
 def compile_binding(ops, folder):
     """Object files of the onnxruntime binding, with the ops for a GPU registered for the CPU provider."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [SHIM / "binding.cpp", *(ops / "ort" / f"{name}.cpp" for name in ("ops", "binding", "register"))]
+    sources = [*(ops / "ort").glob("*.cpp"), *(ops / "ort" / "ours").glob("*.cpp")]
+    sources = [SHIM / "binding.cpp", *sorted(s for s in sources if s.stem != "providers")]
     targets = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
 
     def one(job):

@@ -106,10 +106,11 @@ class Graph:
             attributes["noop_with_empty_axes"] = 0
         return self.op(op_type, value, self.constant(list(axes), I64), **attributes)
 
-    def unsqueeze(self, value: V, axes) -> V:
+    def along(self, op_type: str, value: V, axes) -> V:
+        """Squeeze or Unsqueeze."""
         if self.opset < 13:
-            return self.op("Unsqueeze", value, axes=list(axes))
-        return self.op("Unsqueeze", value, self.constant(list(axes), I64))
+            return self.op(op_type, value, axes=list(axes))
+        return self.op(op_type, value, self.constant(list(axes), I64))
 
     def output(self, value: V, name: str, shape) -> None:
         self.nodes.append(helper.make_node("Identity", [value.name], [name], name=f"to_{name}")) if self._is_input(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests.support.spellings.graph import B, D, F, Graph, H, V
+from tests.support.spellings.graph import I64, B, D, F, Graph, H, V
 
-# Each table maps the name of an alternative to its builder. A new spelling is one entry here and one alternative in
-# rmsnorm_deploy/recognise/grammar.py.
+# Each table maps the name of a spelling to its builder. A new spelling is one entry here and one alternative in the
+# file of its stage in rmsnorm_deploy/recognise.
 
 
 def _n(g: Graph, like: V, n: int) -> V:
@@ -26,7 +26,8 @@ SQUARES = {
     "pow_one_element": lambda g, x: g.op("Pow", x, g.constant([2.0], x.dtype)),
 }
 
-# (graph, x, square builder, axes, n, keepdims) -> value, what it is ("mean", "sum", "l2")
+# (graph, x, square builder, axes, n, keepdims) -> value, what it is: "mean", "sum" (x / root is multiplied by sqrt(n)),
+# "root_n" (x / root is divided by the root of 1/n), "l2", "normalised" (x / norm, to be multiplied by sqrt(n))
 MEANS = {
     "mean": lambda g, x, square, axes, n, k: (g.reduce("ReduceMean", square(g, x), axes, k), "mean"),
     "mean_noop": lambda g, x, square, axes, n, k: (g.reduce("ReduceMean", square(g, x), axes, k, True), "mean"),
@@ -40,8 +41,38 @@ MEANS = {
         "mean",
     ),
     "sum_square_div_n": lambda g, x, square, axes, n, k: (g.reduce("ReduceSumSquare", x, axes, k) / float(n), "mean"),
+    "mean_in_double": lambda g, x, square, axes, n, k: (
+        g.cast(g.reduce("ReduceMean", square(g, g.cast(x, D)), axes, k), x.dtype),
+        "mean",
+    ),
     "sum": lambda g, x, square, axes, n, k: (g.reduce("ReduceSum", square(g, x), axes, k), "sum"),
+    "sum_root_n": lambda g, x, square, axes, n, k: (g.reduce("ReduceSum", square(g, x), axes, k), "root_n"),
     "l2": lambda g, x, square, axes, n, k: (g.reduce("ReduceL2", x, axes, k), "l2"),
+}
+
+# the same, of the last dimension only
+LAST_AXIS_MEANS = {
+    "einsum_div_n": lambda g, x, square, axes, n, k: (
+        KEEPDIMS["unsqueeze"][1](g, g.op("Einsum", x, x, equation="...i,...i->...") / float(n), axes, x, ()),
+        "mean",
+    ),
+    "lp_normalization": lambda g, x, square, axes, n, k: (g.op("LpNormalization", x, axis=-1, p=2), "normalised"),
+}
+
+# keepdims of the reduction, and how its dimensions come back: (graph, statistic, axes, x, shape of x) -> statistic
+KEEPDIMS = {
+    "kept": (1, lambda g, v, axes, x, shape: v),
+    "unsqueeze": (0, lambda g, v, axes, x, shape: g.along("Unsqueeze", v, axes)),
+    "reshape": (
+        0,
+        lambda g, v, axes, x, shape: g.op(
+            "Reshape",
+            v,
+            g.constant([1 if i in {a % len(shape) for a in axes} else d for i, d in enumerate(shape)], I64),
+        ),
+    ),
+    "squeeze": (1, lambda g, v, axes, x, shape: g.along("Unsqueeze", g.along("Squeeze", v, axes), axes)),
+    "expand": (1, lambda g, v, axes, x, shape: g.op("Expand", v, g.op("Shape", x, dtype=I64))),
 }
 
 # epsilon on the mean square
@@ -110,7 +141,7 @@ class Spelling:
     partial: int = 0
     partial_op: str = "Slice"
     axes: tuple[int, ...] = (-1,)
-    keepdims: int = 1
+    keepdims: str = "kept"
     noise: str = "none"
     noise_at: str = "x"
     shape: tuple[Any, ...] = (2, 3, 8)
@@ -187,13 +218,18 @@ def build(s: Spelling) -> Built:
             )
             measured = V(g, names[0], wide.dtype)
     n = s.measured
-    value, what = MEANS[s.mean](g, measured, SQUARES[s.square], s.axes, n, s.keepdims)
+    keepdims, restored = KEEPDIMS[s.keepdims]
+    value, what = (MEANS | LAST_AXIS_MEANS)[s.mean](g, measured, SQUARES[s.square], s.axes, n, keepdims)
     epsilon = 0.0 if s.inside == "none" else s.epsilon
     epsilon_written = np.float64(np.asarray(epsilon).astype({F: np.float32, D: np.float64, H: np.float16}[inner]))
     floor, outside = s.floor, s.outside
     if s.noise_at == "mean":
         value = noise(g, value)
-    if what == "l2":
+    inverse_from = None
+    if what == "normalised":
+        assert s.inside == "none"
+        floor = float(np.finfo(np.float32).tiny)  # a row of zeros stays one
+    elif what == "l2":
         # the norm is sqrt(n) times the RMS
         assert s.inside == "none"
         rms = value
@@ -202,18 +238,15 @@ def build(s: Spelling) -> Built:
         rms = rms * (n**-0.5)
         if s.outside:
             rms = rms + s.outside
-        if not s.keepdims:
-            rms = g.unsqueeze(rms, s.axes)
-        inverse_from = rms
+        inverse_from = restored(g, rms, s.axes, wide, s.shape)
     else:
-        times = n if what == "sum" else 1  # a sum is n times the mean, and so is everything that is compared with it
+        # a sum is n times the mean, and so is everything that is compared with it
+        times = n if what in ("sum", "root_n") else 1
         epsilon_written = epsilon_written / times
         if s.clamp and s.clamp_at == "mean":
             value = CLAMPS[s.clamp](g, value, s.floor**2 * times)
         value = INSIDE[s.inside](g, value, epsilon)
-        if not s.keepdims:
-            value = g.unsqueeze(value, s.axes)
-        inverse_from = None
+        value = restored(g, value, s.axes, wide, s.shape)
         if s.outside or (s.clamp and s.clamp_at == "rms"):
             rms = g.op("Sqrt", value)
             if s.outside:
@@ -230,7 +263,9 @@ def build(s: Spelling) -> Built:
         w = g.weight(scale_value.astype(_numpy(inner)), inner)
         scale_value = scale_value.astype(_numpy(inner))
         numerator = w * wide
-    if inverse_from is not None:
+    if what == "normalised":
+        y = value * math.sqrt(n)
+    elif inverse_from is not None:
         y = (
             numerator / inverse_from
             if s.normalise in ("sqrt_div", "pow_half")
@@ -244,6 +279,8 @@ def build(s: Spelling) -> Built:
         y = NORMALISE[s.normalise](g, numerator, value)
     if what == "sum":
         y = y * math.sqrt(n)
+    elif what == "root_n":
+        y = y / n**-0.5
     if s.noise_at == "normalised":
         y = noise(g, y)
     two = s.layout.startswith("llama")
@@ -282,7 +319,7 @@ def build(s: Spelling) -> Built:
         "stash_type": D if io == D else F,
         "scale_type": io if two or s.layout == "plain16" or io == D else F,
         "epsilon_outside": outside,
-        "rms_floor": floor if s.clamp else 0.0,
+        "rms_floor": floor if s.clamp or what == "normalised" else 0.0,
         "partial_size": s.partial or None,
     }
     return Built(g.model(), scale_value, bias, meaning)

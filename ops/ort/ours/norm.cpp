@@ -1,0 +1,178 @@
+#include "norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "../../contract/check.h"
+#include "../../include/rms_norm_cuda.h"
+#include "../errors.h"
+#include "../work.h"
+#include "attributes.h"
+
+namespace rmsnorm_deploy {
+namespace {
+
+using ort::Api;
+using ort::KernelContext;
+using ort::KernelInfo;
+
+// Whether a bias is the neutral one, -0.0 throughout: adding that changes no value, not even a zero's sign.
+bool adds_nothing(const Constant& bias, std::int32_t type) {
+  const auto all_neutral = [&bias](const auto* values) {
+    return std::all_of(values, values + bias.shape.count(), [](auto v) { return v == 0 && std::signbit(v); });
+  };
+  if (!bias.data) return false;
+  return type == RMS_NORM_FLOAT64 ? all_neutral(reinterpret_cast<const double*>(bias.data.get()))
+                                  : all_neutral(reinterpret_cast<const float*>(bias.data.get()));
+}
+
+class Norm final : public Kernel {
+ public:
+  Norm(const Op& op, Node node, const KernelInfo* info, bool general)
+      : Kernel(std::move(node)),
+        on_gpu_(op.provider.on_gpu),
+        types_(op.types),
+        residual_at_(position_of(op.signature->inputs, Role::kResidual)),
+        scale_at_(position_of(op.signature->inputs, Role::kScale)),
+        bias_at_(position_of(op.signature->inputs, Role::kBias)),
+        sum_at_(position_of(op.signature->outputs, Role::kSum)),
+        attributes_(norm_attributes(*this, info, op.types.x, general)) {
+    if (on_gpu_) return;  // constants are in its memory, and its kernels take them as they are
+    scale_ = constant_at(info, scale_at_);
+    if (bias_at_ < 0) return;
+    bias_ = constant_at(info, bias_at_);
+    neutral_bias_ = adds_nothing(bias_, arithmetic());
+    if (!bias_.data) scale_.data.reset();  // the plan takes one type for both
+    if (!scale_.data && !neutral_bias_) bias_.data.reset();
+  }
+
+  void compute(KernelContext* context) const override;
+
+ private:
+  // Element type of the arithmetic, which is also that of converted constants.
+  std::int32_t arithmetic() const {
+    return attributes_.stash_type == RMS_NORM_FLOAT64 || types_.x == RMS_NORM_FLOAT64 ? RMS_NORM_FLOAT64
+                                                                                      : RMS_NORM_FLOAT32;
+  }
+  Constant constant_at(const KernelInfo* info, int index) const {
+    return constant_input(*this, info, static_cast<std::size_t>(index), types_.scale, attributes_.round_type,
+                          arithmetic());
+  }
+  Input input(const KernelContext* context, int index) const {
+    return input_at(*this, context, static_cast<std::size_t>(index));
+  }
+  void set_attributes(const Shape& x, rms_norm_params& params) const;
+  void set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
+  void run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const;
+
+  bool on_gpu_;
+  Types types_;
+  int residual_at_;  // -1: the operator has none; so with the others
+  int scale_at_;
+  int bias_at_;
+  int sum_at_;
+  NormAttributes attributes_;
+  Constant scale_;
+  Constant bias_;
+  bool neutral_bias_ = false;  // the bias changes nothing, so that no kernel sees it
+};
+
+void Norm::set_attributes(const Shape& x, rms_norm_params& params) const {
+  params.version = RMS_NORM_PARAMS_VERSION;
+  params.x_type = types_.x;
+  params.scale_type = types_.scale;
+  params.round_type = attributes_.round_type;
+  params.stash_type = attributes_.stash_type;
+  params.partial_size = attributes_.partial_size;
+#define RMSNORM_DEPLOY_SET(name, neutral, since) params.name = attributes_.name;
+  RMS_NORM_FLOAT_ATTRIBUTES(RMSNORM_DEPLOY_SET)
+#undef RMSNORM_DEPLOY_SET
+  params.rank = static_cast<std::int32_t>(x.rank);
+  std::copy(x.dims, x.dims + x.rank, params.shape);
+
+  const std::vector<std::int64_t>& axes = attributes_.axes;
+  const std::int64_t first = axes[0] < 0 ? axes[0] + params.rank : axes[0];
+  const std::int64_t count = static_cast<std::int64_t>(axes.size());
+  if (first < 0 || first > params.rank - count) {
+    throw Error(ort::kInvalidArgument,
+                owner + ": axes " + text_of(axes.data(), axes.size()) + " are outside X of shape " + x.text());
+  }
+  params.axis_begin = static_cast<std::int32_t>(first);
+  params.axis_count = static_cast<std::int32_t>(count);
+}
+
+void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
+  params.bias = nullptr;
+  if (scale_.data) {
+    params.scale_type = arithmetic();
+    params.scale = scale_.data.get();
+    params.bias = bias_.data.get();
+    broadcast(*this, "scale", scale_.shape, x, params.scale_strides);
+    if (params.bias) broadcast(*this, "bias", bias_.shape, x, params.bias_strides);
+    if (neutral_bias_) params.bias = nullptr;
+    return;
+  }
+  const Input scale = input(context, scale_at_);
+  params.scale = scale.data;
+  broadcast(*this, "scale", scale.shape, x, params.scale_strides);
+  if (neutral_bias_) {
+    broadcast(*this, "bias", bias_.shape, x, params.bias_strides);  // only its shape can be wrong
+  } else if (bias_at_ >= 0) {
+    const Input bias = input(context, bias_at_);
+    params.bias = bias.data;
+    broadcast(*this, "bias", bias.shape, x, params.bias_strides);
+  }
+}
+
+// Launch on the stream that onnxruntime orders this node's neighbours on, and return at once: no waiting, no memory, so
+// that the launch can be captured in a CUDA graph.
+void Norm::run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const {
+  void* stream = nullptr;
+  check(ort::call<ort::KernelContext_GetGPUComputeStream>(api, context, &stream));
+  if (const int code = rmsnorm_deploy_cuda_run(&params, stream)) {
+    throw Error(code >= RMS_NORM_CUDA_ERROR ? ort::kFail : ort::kInvalidArgument,
+                owner + ": " + rmsnorm_deploy_cuda_error_text(code) + " (X has shape " + x.text() + ")");
+  }
+}
+
+void Norm::compute(KernelContext* context) const {
+  const Input x = input(context, 0);
+  rms_norm_params params;  // its long arrays are set as far as they are used
+  set_attributes(x.shape, params);
+  params.residual = nullptr;
+  params.sum = nullptr;
+  if (residual_at_ >= 0) {
+    const Input residual = input(context, residual_at_);
+    if (!(residual.shape == x.shape)) {
+      throw Error(ort::kInvalidArgument, owner + ": residual of shape " + residual.shape.text() +
+                                             " must have the shape of X, " + x.shape.text());
+    }
+    params.residual = residual.data;
+  }
+  set_weights(context, x.shape, params);
+  params.x = x.data;
+  params.y = output_at(*this, context, 0, x.shape);
+  if (sum_at_ >= 0) params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
+  if (x.shape.count() == 0) return;
+  if (on_gpu_) {
+    run_on_gpu(context, params, x.shape);
+  } else {
+    run_norm(*this, context, params, x.shape, scale_.data != nullptr);
+  }
+}
+
+std::unique_ptr<Kernel> make(const Op& op, const Api* api, const KernelInfo* info, bool general) {
+  return std::make_unique<Norm>(op, node_of(api, info, op.signature->name), info, general);
+}
+
+}  // namespace
+
+std::unique_ptr<Kernel> make_plain(const Op& op, const Api* api, const KernelInfo* info) {
+  return make(op, api, info, false);
+}
+std::unique_ptr<Kernel> make_general(const Op& op, const Api* api, const KernelInfo* info) {
+  return make(op, api, info, true);
+}
+
+}  // namespace rmsnorm_deploy

@@ -1,0 +1,29 @@
+// Norms on onnxruntime's threads.
+#ifndef RMSNORM_DEPLOY_ORT_WORK_H_
+#define RMSNORM_DEPLOY_ORT_WORK_H_
+
+#include <cstdint>
+
+#include "../include/rms_norm.h"
+#include "tensors.h"
+
+namespace rmsnorm_deploy {
+
+// Ranges of units of work that can run at the same time.
+struct Work {
+  virtual ~Work() = default;
+  virtual void run(std::int64_t begin, std::int64_t end) const noexcept = 0;
+};
+
+// Run all units on onnxruntime's threads, or on this one where they are too small to be worth handing over. `unit_work`
+// is in values of a float32 or 16-bit norm.
+void run_parallel(const Node& node, ort::KernelContext* context, const Work& work, std::int64_t units,
+                  std::int64_t unit_work);
+
+// Prepare `params` and run it. `already_rounded` as in Plan.
+void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,
+              bool already_rounded);
+
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_ORT_WORK_H_

@@ -1,0 +1,107 @@
+"""What a verification found, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rmsnorm_deploy.errors import VerificationFailed
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputCheck:
+    """One output of the fused model in one run.
+
+    Attributes:
+        output: its name; empty where the whole run failed.
+        run: "plain" (function bodies) or "library" (kernels), and whether onnxruntime's optimizer was on.
+        inputs: which inputs.
+        passed: within the tolerance.
+        error: the largest error, in ULP of the row's largest value (:func:`rmsnorm_deploy.check.ulp.row_ulp`).
+        original_error: the same of the original; None where no truth is known and the original is the measure.
+        allowed: the tolerance in these units where the error is closest to it.
+        index: where the error is closest to its tolerance.
+        reason: why it did not pass, in a sentence; empty where it did.
+    """
+
+    output: str
+    run: str
+    inputs: str
+    passed: bool
+    error: float = 0.0
+    original_error: float | None = None
+    allowed: float = 0.0
+    index: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class VerificationResult:
+    """What a verification found.
+
+    Attributes:
+        checks: every output of every run.
+        fused_nodes: nodes of our domain in the fused model.
+        kernel_nodes: how many of them ran in the library's kernels; None where that was not looked at.
+        library: why the library was not used; empty where it was.
+        truth: what both models were measured against.
+        shapes: of the inputs that were fed.
+        seed: of the generator that made them.
+        onnxruntime: its version.
+        notes: what a reader should know, one sentence each.
+    """
+
+    checks: tuple[OutputCheck, ...]
+    fused_nodes: int
+    kernel_nodes: int | None
+    library: str
+    truth: str
+    shapes: dict[str, list[int]]
+    seed: int
+    onnxruntime: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed, and there was one."""
+        return bool(self.checks) and all(c.passed for c in self.checks)
+
+    @property
+    def worst(self) -> OutputCheck | None:
+        """The first failure, else the check that came closest to its tolerance."""
+        failed = [c for c in self.checks if not c.passed]
+        return failed[0] if failed else max(self.checks, key=lambda c: c.error / (c.allowed or 1), default=None)
+
+    def summary(self) -> str:
+        """One line for people."""
+        worst = self.worst
+        if worst is None:
+            return "nothing was compared"
+        if not worst.passed:
+            return f"output '{worst.output}' ({worst.run}, {worst.inputs} inputs): {worst.reason}"
+        return f"{len(self.checks)} comparisons agree; worst error {worst.error:.3g} ULP, allowed {worst.allowed:.3g}"
+
+    def require(self) -> None:
+        """Raise unless every check passed.
+
+        Raises:
+            VerificationFailed: one did not.
+        """
+        if not self.passed:
+            raise VerificationFailed(
+                f"the fused model differs from its original: {self.summary()}",
+                "See all outputs with 'rmsnorm-deploy verify ORIGINAL FUSED'.",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; keys are stable within :data:`SCHEMA_VERSION`. Infinite errors become null."""
+        values = dataclasses.asdict(self)
+        for check in values["checks"]:
+            for key in ("error", "original_error", "allowed"):
+                if check[key] is not None and not np.isfinite(check[key]):
+                    check[key] = None
+        return {"schema_version": SCHEMA_VERSION, "passed": self.passed, "summary": self.summary(), **values}

@@ -1,0 +1,100 @@
+"""Where the native library is, and what a library file says about itself."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rmsnorm_deploy.errors import MissingEnvironment
+
+LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
+"""Environment variable that names a library file to use in place of the installed one."""
+
+
+def _library_name(*, override: bool = False) -> str:
+    # CMake calls a loadable module .so on macOS too.
+    stem = "rmsnorm_deploy_override" if override else "rmsnorm_deploy"
+    return f"{stem}.dll" if sys.platform == "win32" else f"lib{stem}.so"
+
+
+def _candidates() -> Iterator[Path]:
+    # An editable install has the modules in the source tree and the library in site-packages: then __path__ has both.
+    package = importlib.import_module("rmsnorm_deploy")
+    for folder in package.__path__:
+        yield Path(folder) / "lib" / _library_name()
+    for folder in sys.path:
+        yield Path(folder) / "rmsnorm_deploy" / "lib" / _library_name()
+
+
+def library_path(*, override: bool = False) -> Path:
+    """The native library with the custom operators, as an absolute path.
+
+    It is the file named by the environment variable RMSNORM_DEPLOY_LIBRARY, else the one installed with the package.
+
+    Args:
+        override: the library that replaces onnxruntime's own operators instead, which lies beside that one.
+
+    Raises:
+        MissingEnvironment: there is no such file: the variable names none, or the package was installed without its
+            native part.
+    """
+    if override:
+        path = library_path().with_name(_library_name(override=True))
+        if path.is_file():
+            return path
+        raise MissingEnvironment(
+            f"there is no {path.name} beside {library_path()}",
+            f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} names a library, put both files into its folder",
+        )
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise MissingEnvironment(
+                f"{LIBRARY_VARIABLE} names '{named}', which is not a file",
+                "unset it to use the installed library, or name a built one",
+            )
+        return path.resolve()
+    for path in _candidates():
+        if path.is_file():
+            return path.resolve()
+    raise MissingEnvironment(
+        f"the native library {_library_name()} is not installed",
+        f"reinstall rmsnorm-deploy with a C++ compiler at hand, or set {LIBRARY_VARIABLE} to a built library",
+    )
+
+
+def instruction_sets(library: Path) -> tuple[str, ...]:
+    """The instruction sets that a library file has kernels for and this machine can run, best first.
+
+    Empty for a file that is not such a library.
+    """
+    try:
+        at = ctypes.CDLL(str(library)).rmsnorm_deploy_cpu_isa_at
+    except (OSError, AttributeError):
+        return ()
+    at.restype = ctypes.c_char_p
+    found, usable, index = [], ctypes.c_int(), 0
+    while name := at(index, ctypes.byref(usable)):
+        if usable.value:
+            found.append(name.decode())
+        index += 1
+    return tuple(found)
+
+
+def cuda_architectures(library: Path) -> tuple[str, ...]:
+    """The GPU architectures that a library file has kernels for, such as ``("80-real", "90-real", "100")``.
+
+    Those that end in ``-real`` have machine code only, the others also PTX, which newer GPUs run. Empty for a library
+    that was built without CUDA, and for a file that is not such a library.
+    """
+    try:
+        function = ctypes.CDLL(str(library)).rmsnorm_deploy_cuda_architectures
+    except (OSError, AttributeError):
+        return ()
+    function.restype = ctypes.c_char_p
+    return tuple((function() or b"").decode().split())
