@@ -14,7 +14,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
-from rmsnorm_deploy.fusing.report import FusedNorm, described
+from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match
@@ -50,7 +50,7 @@ def apply(plan: Plan) -> Changes:
         name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
         plan.model.opset_imports[name] = plan.opset
     # names are taken before anything changes: a value that another norm takes over loses its own
-    descriptions = [described(m) for m in plan.matches]
+    descriptions = plan.described()
     rewriter = _Rewriter(plan)
     norms = [rewriter.replace(match) for match in plan.matches]
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
