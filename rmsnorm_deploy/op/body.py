@@ -99,7 +99,8 @@ def _function_body(op: Op, opset: int, attributes: tuple[str, ...]) -> FunctionP
     """The body itself, made once; nobody else may change it."""
     body = _Body(opset)
     if "residual" in op.inputs:
-        total = body.add("Add", [body.cast("X", "stash_type"), body.cast("residual", "stash_type")])
+        x, residual = body.cast("X", "stash_type"), body.cast("residual", "stash_type")
+        total = body.add("Add", [x, residual])
         x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
     else:
         x = body.cast("X", "stash_type")

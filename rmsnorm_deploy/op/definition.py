@@ -34,7 +34,7 @@ ALL_FEATURES = 2**63 - 1
 
 
 class Op(str, enum.Enum):
-    """The three operators."""
+    """The operators."""
 
     RMS_NORM = "RMSNorm"
     ADD_RMS_NORM = "AddRMSNorm"
