@@ -27,6 +27,7 @@ struct Types {
   std::int32_t scale;
   std::int32_t y;
 };
+constexpr Types all_of(std::int32_t type) { return {type, type, type}; }
 
 // One node of a session. Nothing in it changes after its creation, so that a session can run on several threads.
 struct Kernel : Node {

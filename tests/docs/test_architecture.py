@@ -45,19 +45,19 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine ulp result exact bench doctor original comparison verify demo
-cli: commands printing streams outcome options app commands/* __init__
+check: __init__ machine result ulp exact bench doctor original comparison verify demo
+cli: commands printing streams options outcome app commands/* __init__
 fusing: __init__ draft names report guard form forms forms/plugin trailing plan forms/onnx forms/ort apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
-recognise: __init__ match scopes inference folding refusal facts factor leading residual state checks fused_forms
+recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
     rounding square step ending reduction keepdims normalised output statistic grammar engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
     rotary shaping slicing convert
-tvm/passes: __init__ lower tidy rest pipeline
+tvm/passes: __init__ lower rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
@@ -200,7 +200,9 @@ def main():
         rooms.setdefault(room, {}).setdefault(starred(room, file), set()).update(inside - {starred(room, file)})
     for room, files in sorted(rooms.items()):
         if room:
-            line = f"{room}: {' '.join(graphlib.TopologicalSorter(files).static_order())}"
+            # graphlib goes through what is ready in the order in which it was told, so the order stays from run to run
+            ordered = graphlib.TopologicalSorter({name: sorted(files[name]) for name in sorted(files)}).static_order()
+            line = f"{room}: {' '.join(ordered)}"
             sys.stdout.write(textwrap.fill(line, 118, subsequent_indent="    ") + "\n")
 
 

@@ -34,9 +34,9 @@ LAUNCHER = '-DCMAKE_CXX_COMPILER_LAUNCHER=bash;-c;exec "${@/#-O3/-O0}";compiler'
 
 
 def sections():
-    """The recipes' texts, by title."""
+    """Each recipe's title and text."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    return dict(re.findall(r"^## Recipe: (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    return re.findall(r"^## Recipe: (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
 
 
 def diff_of(text):
@@ -107,12 +107,12 @@ class Copy:
 
 
 def test_every_recipe_is_tried():
-    assert sections().keys() == MOST.keys()
+    assert sorted(title for title, _ in sections()) == sorted(MOST)
 
 
 @pytest.mark.parametrize("title", MOST)
 def test_a_recipe_applies_touches_few_files_and_passes_its_tests(title, tmp_path):
-    text = sections()[title]
+    text = dict(sections())[title]
     diff = diff_of(text)
     copy = Copy(tmp_path, diff)
     touched = copy.touched()

@@ -102,13 +102,8 @@ void Norm::compute(KernelContext* context) const {
   }
   const Floats floats = floats_of(scale_, scale, types_.scale);
   if (shared_by_rows(x.shape, static_cast<std::size_t>(axis), params.scale_strides)) {
-    FloatRows work;
-    work.x = x.data;
-    work.x_type = types_.x;
+    FloatRows work(size, x.data, types_.x, y, types_.scale);
     work.scale = floats.data;
-    work.y = y;
-    work.y_type = types_.scale;
-    work.size = size;
     work.epsilon = epsilon_;
     run_rows(*this, context, work, rows);
     return;

@@ -14,9 +14,12 @@ namespace {
 
 // The type of scale is that of y.
 constexpr Types kMixedTypes[] = {
-    {RMS_NORM_FLOAT32, RMS_NORM_FLOAT32, RMS_NORM_FLOAT32},    {RMS_NORM_FLOAT16, RMS_NORM_FLOAT16, RMS_NORM_FLOAT16},
-    {RMS_NORM_BFLOAT16, RMS_NORM_BFLOAT16, RMS_NORM_BFLOAT16}, {RMS_NORM_FLOAT64, RMS_NORM_FLOAT64, RMS_NORM_FLOAT64},
-    {RMS_NORM_FLOAT32, RMS_NORM_FLOAT16, RMS_NORM_FLOAT16},    {RMS_NORM_FLOAT16, RMS_NORM_FLOAT32, RMS_NORM_FLOAT32},
+    all_of(RMS_NORM_FLOAT32),
+    all_of(RMS_NORM_FLOAT16),
+    all_of(RMS_NORM_BFLOAT16),
+    all_of(RMS_NORM_FLOAT64),
+    {RMS_NORM_FLOAT32, RMS_NORM_FLOAT16, RMS_NORM_FLOAT16},
+    {RMS_NORM_FLOAT16, RMS_NORM_FLOAT32, RMS_NORM_FLOAT32},
 };
 constexpr std::size_t kMixed = 6;
 constexpr std::size_t kSame = 4;        // the first of them: one type for all

@@ -1,12 +1,12 @@
 #include "rows.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <new>
 
 #include "../../contract/check.h"
 #include "../../cpu/convert.h"
+#include "../../cpu/formula.h"
 #include "../../cpu/plan.h"
 #include "../../cpu/scalar.h"
 #include "../errors.h"
@@ -24,13 +24,15 @@ const void* advance(const void* base, std::int32_t type, std::int64_t count) {
 // 1 / rms of `rows` rows.
 template <typename T>
 void inverse_rms(const T* x, std::int64_t rows, std::int64_t size, double epsilon, float* result) {
+  Attributes attributes;
+  attributes.epsilon = epsilon;
   for (std::int64_t row = 0; row < rows; ++row) {
     double total = 0;
     for (std::int64_t i = 0; i < size; ++i) {
       const double value = widen(x[row * size + i]);
       total += value * value;
     }
-    result[row] = static_cast<float>(1.0 / std::sqrt(total / static_cast<double>(size) + epsilon));
+    result[row] = static_cast<float>(1.0 / rms_of(total / static_cast<double>(size), attributes));
   }
 }
 

@@ -32,17 +32,21 @@ void inverse_rms(const void* x, std::int32_t type, std::int64_t rows, std::int64
 // Rows that are widened to float32, perhaps added up, normed there, and rounded to the type of the output, a few rows
 // at a time so that the float32 values stay in the cache. All rows share one scale.
 struct FloatRows final : Work {
-  const void* x = nullptr;
-  std::int32_t x_type = 0;
+  // Rows of `size` elements.
+  FloatRows(std::int64_t size, const void* x, std::int32_t x_type, void* y, std::int32_t y_type)
+      : size(size), x(x), x_type(x_type), y(y), y_type(y_type) {}
+
+  std::int64_t size;
+  const void* x;
+  std::int32_t x_type;
+  void* y;
+  std::int32_t y_type;
   const void* skip = nullptr;  // or null; of x_type
   std::int64_t skip_rows = 0;  // after so many rows it starts anew
   const float* bias = nullptr;
   const float* scale = nullptr;
-  void* y = nullptr;
-  std::int32_t y_type = 0;
   void* sum = nullptr;  // or null; of x_type
   float* inverse = nullptr;
-  std::int64_t size = 0;
   float epsilon = 0;
   mutable std::atomic<int> code{RMS_NORM_OK};  // of what went wrong
 

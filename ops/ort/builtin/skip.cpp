@@ -91,18 +91,13 @@ void Skip::compute(KernelContext* context) const {
     run_norm(*this, context, params, x.shape, true);
     return;
   }
-  FloatRows work;
-  work.x = x.data;
-  work.x_type = types_.x;
+  FloatRows work(size, x.data, types_.x, y, types_.x);
   work.skip = skip.data;
   work.skip_rows = skip.shape.count() / size;
   work.bias = added.data;
   work.scale = gamma.data;
-  work.y = y;
-  work.y_type = types_.x;
   work.sum = sum;
   work.inverse = inverse;
-  work.size = size;
   work.epsilon = epsilon_;
   run_rows(*this, context, work, rows);
 }
