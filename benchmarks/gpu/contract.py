@@ -11,6 +11,9 @@ ALL = 2**63 - 1
 FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
 TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
+VERSION = 1
+FLOATS = {"epsilon": 0.0, "epsilon_outside": 0.0, "rms_floor": 0.0}
+"""The attributes that are floats, in the header's order, each with its neutral value."""
 
 
 class Params(ctypes.Structure):
@@ -35,15 +38,14 @@ class Params(ctypes.Structure):
         ("scale_strides", ctypes.c_int64 * MAX_RANK),
         ("bias_strides", ctypes.c_int64 * MAX_RANK),
         ("partial_size", ctypes.c_int64),
-        ("epsilon", ctypes.c_float),
-        ("epsilon_outside", ctypes.c_float),
-        ("rms_floor", ctypes.c_float),
+        *((name, ctypes.c_float) for name in FLOATS),
     )
 
 
 def params(data_type: int, shape: Sequence[int], axis: int, epsilon: float) -> Params:
     """A call that normalises one dimension, with a scale (and bias) for each of its places; pointers are to be set."""
-    p = Params(version=1, x_type=data_type, scale_type=data_type, round_type=data_type, stash_type=FLOAT32)
+    p = Params(version=VERSION, stash_type=FLOAT32, **FLOATS)
+    p.x_type = p.scale_type = p.round_type = data_type
     p.rank, p.axis_begin, p.axis_count = len(shape), axis, 1
     p.shape[: len(shape)] = shape
     p.scale_strides[axis] = p.bias_strides[axis] = 1

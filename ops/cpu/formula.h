@@ -3,6 +3,8 @@
 #ifndef RMSNORM_DEPLOY_CPU_FORMULA_H_
 #define RMSNORM_DEPLOY_CPU_FORMULA_H_
 
+#include <type_traits>
+
 #include "table.h"
 
 #if !defined(INLINE)
@@ -11,17 +13,17 @@
 
 namespace rmsnorm_deploy {
 
-// s, before it is rounded to the type of x. No attribute has a part in it so far.
-template <typename C>
-INLINE C combined(C x, C residual, const Attributes&) {
-  return x + residual;
-}
-
 // `value` in every lane of a C.
 INLINE double filled(double value, double) { return value; }
 template <typename C>
 INLINE C filled(double value, C like) {
-  return like - like + value;
+  return static_cast<std::decay_t<decltype(like[0])>>(value) - C{};
+}
+
+// s, before it is rounded to the type of x. No attribute has a part in it so far.
+template <typename C>
+INLINE C combined(C x, C residual, const Attributes&) {
+  return x + residual;
 }
 
 // rms, from the mean square. `root` is the square root for C.

@@ -120,21 +120,29 @@ __device__ inline bool is_ordinary(const Mean& mean, const Statistic& s) {
   return s.ordinary && mean.value > kLeastMean && mean.value < kLargestMean;
 }
 
-// 1 / max(sqrt(mean) + epsilon_outside, rms_floor) to about twice the precision of a float: estimates, each with one
-// Newton step whose residual is exact. An estimate is taken so low that the residual is positive.
+// One divided by a value, to about twice the precision of a float: an estimate, with one Newton step whose residual is
+// exact. An estimate is taken so low that the residual is positive.
 struct Reciprocal {
   float high;
   float low;
 };
+constexpr float kLow = 1.0f - 0x1p-21f;
+
+__device__ inline Reciprocal reciprocal_of(float value, float lost) {
+  const float high = __fdividef(1.0f, value) * kLow;
+  const float residual = fmaf(-value, high, 1.0f) - lost * high;
+  return {high, high * residual};
+}
+
+// 1 / max(sqrt(mean) + epsilon_outside, rms_floor).
 __device__ inline Reciprocal reciprocal_of(const Mean& mean, const Statistic& s) {
-  constexpr float kLow = 1.0f - 0x1p-21f;
-  float high = mean.value > 0.0f ? rsqrtf(mean.value) * kLow : 0.0f;
+  const float high = mean.value > 0.0f ? rsqrtf(mean.value) * kLow : 0.0f;
   const float square = high * high;
   const float square_lost = fmaf(high, high, -square);
   const float product = mean.value * square;
   const float product_lost = fmaf(mean.value, square, -product);
-  float residual = ((1.0f - product) - product_lost) - fmaf(mean.value, square_lost, mean.lost * square);
-  float low = 0.5f * high * residual;
+  const float residual = ((1.0f - product) - product_lost) - fmaf(mean.value, square_lost, mean.lost * square);
+  const float low = 0.5f * high * residual;
   if (s.plain) return {high, low};
 
   // sqrt(mean) is mean / sqrt(mean).
@@ -146,19 +154,17 @@ __device__ inline Reciprocal reciprocal_of(const Mean& mean, const Statistic& s)
     rms.value = s.rms_floor;
     rms.lost = 0.0f;
   }
-  high = __fdividef(1.0f, rms.value) * kLow;
-  residual = fmaf(-rms.value, high, 1.0f) - rms.lost * high;
-  return {high, high * residual};
+  return reciprocal_of(rms.value, rms.lost);
 }
 
-__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, true>&) {
-  const Reciprocal r = reciprocal_of(mean, s);
-  return {1.0f, r.high, r.low};
-}
+__device__ inline Factor factor_of(const Reciprocal& r, const Sum<float, true>&) { return {1.0f, r.high, r.low}; }
 // Rounded to a float it is enough for results of 16 bits; less would not be, as exact ties are frequent among them.
-__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const Sum<float, false>&) {
-  const Reciprocal r = reciprocal_of(mean, s);
+__device__ inline Factor factor_of(const Reciprocal& r, const Sum<float, false>&) {
   return {1.0f, r.high + r.low, 0.0f};
+}
+template <typename S>
+__device__ inline Factor factor_of(const Mean& mean, const Statistic& s, const S& sum) {
+  return factor_of(reciprocal_of(mean, s), sum);
 }
 
 // A row that is not ordinary is done again with everything multiplied by a power of two that brings the largest of its

@@ -98,7 +98,7 @@ class _Rewriter:
             # readers of the sum may stand before the end of the chain
             anchor = match.sum.producer() or anchor
             if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
-                self._unsorted.add(graph)  # a scale that is computed may be so behind the addition
+                self._unsorted.add(graph)  # a computed scale may stand after the addition
         graph.insert_before(anchor, made.nodes)
         for value in match.same:
             self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
@@ -205,7 +205,7 @@ def _roots(graphs: Iterable[Scope]) -> dict[ir.Graph | ir.Function, ir.Graph | i
 
 
 def _is_ordered(graph: ir.Graph | ir.Function) -> bool:
-    """Whether every node stands behind those whose values it uses, in its subgraphs too."""
+    """Whether every node stands after those whose values it uses, in its subgraphs too."""
     seen: set[ir.Node] = set()
     for node in graph:
         used = [v for v in node.inputs if v is not None]

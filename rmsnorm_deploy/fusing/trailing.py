@@ -19,7 +19,7 @@ _WORDS = {
 
 
 def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
-    """``match`` as RMSNorm or AddRMSNorm, or why it is neither.
+    """``match`` as RMSNorm or AddRMSNorm, if need be without what stands in front of it, or why it is neither.
 
     Args:
         match: the norm.
@@ -32,6 +32,8 @@ def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
         if f.name not in _EXPRESSED and getattr(p, f.name) != f.default
     ]
     extra += ["bias"] if match.bias is not None else []
+    if extra and match.plain is not None:
+        return as_trailing_norm(match.plain, operator)
     if extra:
         return Unsuited(f"{operator} has no {' and no '.join(extra)}")
     if p.axes[-1] != -1:

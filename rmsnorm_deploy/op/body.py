@@ -98,8 +98,9 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
 def _function_body(op: Op, opset: int, attributes: tuple[str, ...]) -> FunctionProto:
     """The body itself, made once; nobody else may change it."""
     body = _Body(opset)
-    if op is Op.ADD_RMS_NORM:
-        total = body.add("Add", [body.cast("X", "stash_type"), body.cast("residual", "stash_type")])
+    if "residual" in op.inputs:
+        x, residual = body.cast("X", "stash_type"), body.cast("residual", "stash_type")
+        total = body.add("Add", [x, residual])
         x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
     else:
         x = body.cast("X", "stash_type")

@@ -34,7 +34,7 @@ ALL_FEATURES = 2**63 - 1
 
 
 class Op(str, enum.Enum):
-    """The three operators."""
+    """The operators."""
 
     RMS_NORM = "RMSNorm"
     ADD_RMS_NORM = "AddRMSNorm"
@@ -75,8 +75,8 @@ class Attribute:
         name: as nodes and :class:`NormParameters` call it.
         kind: how a node stores it.
         doc: what it means, in a sentence or two.
-        default: what a node without it means; None where no constant can say it. That of a float is always 0, for
-            which the onnxruntime library relies on it.
+        default: what a node without it means; None where no constant can say it. That of a float changes nothing, and
+            is the neutral value that ops/include/rms_norm.h has for it.
         ops: the operators that have it.
         since: the version of the domain in which it came.
         required: whether every node must have it.
@@ -200,9 +200,10 @@ class NormParameters:
             object.__setattr__(self, name, as_float32(value))
         if self.partial_size is not None and (self.partial_size < 1 or len(self.axes) != 1):
             raise ValueError("partial_size must be at least 1 and needs exactly one axis")
-        lacking = [a.name for a in ATTRIBUTES if self.op not in a.ops]
-        if any(getattr(self, name) for name in lacking):
-            raise ValueError(f"{self.op.value} has no {', '.join(lacking[:-1])} or {lacking[-1]}")
+        fields = {f.name: f.default for f in dataclasses.fields(self)}
+        lacking = [a.name for a in ATTRIBUTES if self.op not in a.ops and a.name in fields]
+        if set_ := [name for name in lacking if getattr(self, name) != fields[name]]:
+            raise ValueError(f"{self.op.value} has no {' and no '.join(set_)}")
 
     def to_attributes(self, version: int | None = None) -> dict[str, int | float | list[int]]:
         """Every attribute as a node stores it. All are written: function bodies need them, and kernels see no defaults.

@@ -14,8 +14,8 @@ from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
 
-_OF_GENERAL = tuple(a.name for a in ATTRIBUTES if Op.RMS_NORM not in a.ops)
-"""The attributes that RMSNorm lacks."""
+_OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
+"""The attributes that GeneralRMSNorm alone has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class State:
         return copy
 
     def attribute(self, name: str) -> float:
-        """A float attribute of the operator; 0, which is the default of them all, where none was found."""
+        """A float attribute of the statistic; 0, which is the default of them all, where none was found."""
         return self.attributes.get(name, 0.0)
 
     def having(self, name: str, value: float) -> State:

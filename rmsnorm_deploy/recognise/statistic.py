@@ -71,7 +71,7 @@ def _offset(step: Step, offset: float) -> State:
 
 def at_least(step: Step) -> State:
     """Max with a constant."""
-    return _clamp(step, step.constant())
+    return _clamp(step.state, step.constant())
 
 
 def clipped(step: Step) -> State:
@@ -83,7 +83,7 @@ def clipped(step: Step) -> State:
     greatest = 65504.0 if dtype == ir.DataType.FLOAT16 else float(np.finfo(np.float32).max) * 0.99
     if high is not None and high < greatest:
         raise Refusal("the RMS has an upper bound", expected="no upper bound", found=f"{high:g}")
-    return step.state if low is None else _clamp(step, low)
+    return step.state if low is None else _clamp(step.state, low)
 
 
 def _bound(step: Step, index: int, name: str) -> float | None:
@@ -95,20 +95,23 @@ def _bound(step: Step, index: int, name: str) -> float | None:
     return None if value is None else checks.scalar_constant(step.facts, value, step.state.value)
 
 
-def _clamp(step: Step, least: float) -> State:
+def _clamp(state: State, least: float) -> State:
     """The value is at least ``least``."""
-    state = step.state
+    return state.having("rms_floor", max(state.attribute("rms_floor"), _bound_of_rms(state, least)))
+
+
+def _bound_of_rms(state: State, bound: float) -> float:
+    """What a bound of the value means for the RMS."""
     if state.power not in (1, 2):
         raise Refusal("clamps the inverse of the RMS")
     factor = state.factor.value(state.source.size)
     if factor is None:
         raise Refusal("clamps a sum over an unknown number of elements", expected="a mean, or a known size")
-    if not math.isfinite(least):
-        raise Refusal("clamps at a bound that is not finite", found=f"{least:g}")
+    if not math.isfinite(bound):
+        raise Refusal("clamps at a bound that is not finite", found=f"{bound:g}")
     # below zero a clamp does nothing to a square or a root
-    floor = max(least, 0.0) / factor
-    rms_floor = floor if state.power == 1 else math.sqrt(floor)
-    return state.having("rms_floor", max(state.attribute("rms_floor"), rms_floor))
+    bound = max(bound, 0.0) / factor
+    return bound if state.power == 1 else math.sqrt(bound)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-from benchmarks.gpu.contract import ALL, Params
+from benchmarks.gpu.contract import ALL, FLOATS, VERSION, Params
 from rmsnorm_deploy.check import ulp as ulps
 from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.op.reference import rms_norm
@@ -17,7 +17,7 @@ F32, F16, F64, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 DTYPES = {F32: np.float32, F16: np.float16, F64: np.float64, BF16: ml_dtypes.bfloat16}
 BAD_VERSION, BAD_TYPE, BAD_SHAPE, BAD_POINTER, BAD_PARTIAL, BAD_VALUE, BAD_STRIDE, BAD_ISA = range(1, 9)
 WRONG = [
-    ({"version": 2}, BAD_VERSION),
+    ({"version": VERSION + 1}, BAD_VERSION),
     ({"x_type": 6}, BAD_TYPE),
     ({"scale_type": 0}, BAD_TYPE),
     ({"round_type": F64}, BAD_TYPE),
@@ -84,15 +84,20 @@ class Call:
     epsilon_outside: float = 0.0
     rms_floor: float = 0.0
     partial_size: int = ALL
+    floats: dict[str, float] = dataclasses.field(default_factory=dict)  # the other float attributes, by name
 
     def __post_init__(self):
         self.scale = np.asarray(self.scale)  # NumPy makes scalars of arrays without dimensions
         self.bias = None if self.bias is None else np.asarray(self.bias)
 
+    def _floats(self):
+        named = {name: getattr(self, name) for name in ("epsilon", "epsilon_outside", "rms_floor")}
+        return named | self.floats
+
     def params(self, y, total=None):
         rank = self.x.ndim
         p = Params(
-            1,
+            VERSION,
             self.x_type,
             self.scale_type,
             self.round_type,
@@ -106,13 +111,15 @@ class Call:
             None if self.bias is None else self.bias.ctypes.data,
             y.ctypes.data,
             None if total is None else total.ctypes.data,
+            **FLOATS,
         )
         p.shape[:rank] = self.x.shape
         p.scale_strides[:rank] = strides(self.scale, self.x.shape)
         if self.bias is not None:
             p.bias_strides[:rank] = strides(self.bias, self.x.shape)
         p.partial_size = self.partial_size
-        p.epsilon, p.epsilon_outside, p.rms_floor = self.epsilon, self.epsilon_outside, self.rms_floor
+        for name, value in self._floats().items():
+            setattr(p, name, value)
         return p
 
     def run(self, library, y=None, total=None):
@@ -128,15 +135,13 @@ class Call:
             self.x,
             self.scale,
             axes=self.axes,
-            epsilon=float(np.float32(self.epsilon)),
             stash_type=self.stash_type,
             scale_type=self.round_type,
             residual=self.residual,
             bias=self.bias,
-            epsilon_outside=float(np.float32(self.epsilon_outside)),
-            rms_floor=float(np.float32(self.rms_floor)),
             partial_size=None if self.partial_size == ALL else self.partial_size,
             exact=exact,
+            **{name: float(np.float32(value)) for name, value in self._floats().items()},
         )
 
 

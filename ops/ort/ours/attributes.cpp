@@ -64,7 +64,7 @@ void read_partial_size(const Node& node, const KernelInfo* info, NormAttributes*
 
 }  // namespace
 
-NormAttributes norm_attributes(const Node& node, const KernelInfo* info, std::int32_t x_type, bool general) {
+NormAttributes norm_attributes(const Node& node, const KernelInfo* info, std::int32_t x_type) {
   NormAttributes a;
   check_version(node, info);
   read_axes(node, info, &a.axes);
@@ -84,14 +84,10 @@ NormAttributes norm_attributes(const Node& node, const KernelInfo* info, std::in
       !(a.round_type == RMS_NORM_FLOAT64 && double_arithmetic)) {
     refuse(node, "scale_type must be the type of X, float, or double with stash_type double");
   }
-  if (general) {
 #define RMSNORM_DEPLOY_READ(name, neutral, since) read(node, info, #name, &a.name);
-    RMS_NORM_FLOAT_ATTRIBUTES(RMSNORM_DEPLOY_READ)
+  RMS_NORM_FLOAT_ATTRIBUTES(RMSNORM_DEPLOY_READ)
 #undef RMSNORM_DEPLOY_READ
-    read_partial_size(node, info, &a);
-  } else {
-    read(node, info, "epsilon", &a.epsilon);
-  }
+  read_partial_size(node, info, &a);
   return a;
 }
 

@@ -23,8 +23,8 @@ struct NormAttributes {
 #undef RMSNORM_DEPLOY_MEMBER
 };
 
-// Read and judge them, for an X of `x_type`. `general`: the operator has all of them, else only those of RMSNorm.
-NormAttributes norm_attributes(const Node& node, const ort::KernelInfo* info, std::int32_t x_type, bool general);
+// Read and judge them, for an X of `x_type`. One that an operator lacks is absent, as one that is left out is.
+NormAttributes norm_attributes(const Node& node, const ort::KernelInfo* info, std::int32_t x_type);
 
 }  // namespace rmsnorm_deploy
 

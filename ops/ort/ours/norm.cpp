@@ -29,7 +29,7 @@ bool adds_nothing(const Constant& bias, std::int32_t type) {
 
 class Norm final : public Kernel {
  public:
-  Norm(const Op& op, Node node, const KernelInfo* info, bool general)
+  Norm(const Op& op, Node node, const KernelInfo* info)
       : Kernel(std::move(node)),
         on_gpu_(op.provider.on_gpu),
         types_(op.types),
@@ -37,7 +37,7 @@ class Norm final : public Kernel {
         scale_at_(position_of(op.signature->inputs, Role::kScale)),
         bias_at_(position_of(op.signature->inputs, Role::kBias)),
         sum_at_(position_of(op.signature->outputs, Role::kSum)),
-        attributes_(norm_attributes(*this, info, op.types.x, general)) {
+        attributes_(norm_attributes(*this, info, op.types.x)) {
     if (on_gpu_) return;  // constants are in its memory, and its kernels take them as they are
     scale_ = constant_at(info, scale_at_);
     if (bias_at_ < 0) return;
@@ -162,17 +162,10 @@ void Norm::compute(KernelContext* context) const {
   }
 }
 
-std::unique_ptr<Kernel> make(const Op& op, const Api* api, const KernelInfo* info, bool general) {
-  return std::make_unique<Norm>(op, node_of(api, info, op.signature->name), info, general);
-}
-
 }  // namespace
 
-std::unique_ptr<Kernel> make_plain(const Op& op, const Api* api, const KernelInfo* info) {
-  return make(op, api, info, false);
-}
-std::unique_ptr<Kernel> make_general(const Op& op, const Api* api, const KernelInfo* info) {
-  return make(op, api, info, true);
+std::unique_ptr<Kernel> make_norm(const Op& op, const Api* api, const KernelInfo* info) {
+  return std::make_unique<Norm>(op, node_of(api, info, op.signature->name), info);
 }
 
 }  // namespace rmsnorm_deploy

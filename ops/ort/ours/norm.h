@@ -8,9 +8,7 @@
 
 namespace rmsnorm_deploy {
 
-// `make_general` for an operator that has every attribute, `make_plain` for one that has those of RMSNorm.
-std::unique_ptr<Kernel> make_plain(const Op& op, const ort::Api* api, const ort::KernelInfo* info);
-std::unique_ptr<Kernel> make_general(const Op& op, const ort::Api* api, const ort::KernelInfo* info);
+std::unique_ptr<Kernel> make_norm(const Op& op, const ort::Api* api, const ort::KernelInfo* info);
 
 }  // namespace rmsnorm_deploy
 

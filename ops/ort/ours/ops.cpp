@@ -18,21 +18,21 @@ constexpr std::size_t kTypeCount = sizeof kTypes / sizeof kTypes[0];
 
 // An operator is registered with every type that its function body takes: onnxruntime does not fall back to the body.
 constexpr Signature kOperators[] = {
-    {"RMSNorm", {{Role::kX}, {Role::kScale}}, {{Role::kY}}, kTypes, kTypeCount, in_place<0>, make_plain},
+    {"RMSNorm", {{Role::kX}, {Role::kScale}}, {{Role::kY}}, kTypes, kTypeCount, in_place<0>, make_norm},
     {"AddRMSNorm",
      {{Role::kX}, {Role::kResidual}, {Role::kScale}},
      {{Role::kY}, {Role::kSum}},
      kTypes,
      kTypeCount,
      in_place<0, 1>,
-     make_plain},
+     make_norm},
     {"GeneralRMSNorm",
      {{Role::kX}, {Role::kScale}, {Role::kBias}},
      {{Role::kY}},
      kTypes,
      kTypeCount,
      in_place<0>,
-     make_general},
+     make_norm},
 };
 
 constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kOperators, sizeof kOperators / sizeof kOperators[0]};

@@ -10,7 +10,6 @@ import onnx_ir as ir
 from rmsnorm_deploy.fusing.draft import FLOAT, SIXTEEN_BIT, Draft, Emission
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.trailing import as_trailing_norm
-from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.recognise.match import Match
 
 _NAME = "SimplifiedLayerNormalization"
@@ -30,15 +29,14 @@ class _Ort(OutputForm):
         return found
 
     def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
-        return Needs(domains={_CONTRIB: 1} if match.parameters.op is Op.ADD_RMS_NORM else {})
+        return Needs(domains={_CONTRIB: 1} if "residual" in match.parameters.op.inputs else {})
 
     def emit(self, match: Match, draft: Draft) -> Emission:
         """Only pairs of types that have a kernel: x and scale alike, or float16 beside float32."""
         p = match.parameters
         x, residual, total = draft.operands()
         scale = draft.scale()
-        if p.op is Op.ADD_RMS_NORM:
-            assert residual is not None
+        if residual is not None:
             y, total = draft.value(draft.dtype, match.output), draft.sum_output()
             outputs = [y, ir.Value(name=""), ir.Value(name=""), total]
             inputs = [x, residual, scale]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rmsnorm_deploy import op
 from rmsnorm_deploy.fusing.draft import Draft, Emission, full
 from rmsnorm_deploy.fusing.form import Needs, OutputForm
-from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.match import Match
 
 
@@ -37,12 +37,12 @@ class _Plugin(OutputForm):
         scale = draft.scale()
         inputs = [x, scale]
         outputs = [draft.value(draft.dtype, match.output)]
-        if parameters.op is Op.ADD_RMS_NORM:
+        if "residual" in parameters.op.inputs:
             assert residual is not None
             inputs = [x, residual, scale]
             total = draft.sum_output()  # onnxruntime 1.20 aborts on an output without a name
             outputs.append(total)
-        elif parameters.op is Op.GENERAL_RMS_NORM:
+        if "bias" in parameters.op.inputs:
             # -0.0 is the number that changes nothing when added, not even the sign of a zero
             neutral = full([], -0.0, match.scale_dtype)
             inputs.append(match.bias if match.bias is not None else draft.constant("rmsnorm_no_bias", neutral))

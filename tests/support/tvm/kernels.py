@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tvm
 
-from rmsnorm_deploy.op import NormParameters, Op
+from benchmarks.gpu.contract import FLOATS
+from rmsnorm_deploy.op import NormParameters, Op, attribute_names
 from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
 from rmsnorm_deploy.tvm.schedules.norm import Norm
@@ -52,30 +53,21 @@ class TvmKernels:
             return full[(0,) * p.axis_begin].reshape(size, -1)[:, 0], False
 
         dtype = DTYPES[p.x_type]
-        general = bool(p.bias) or p.partial_size != ALL or p.epsilon_outside or p.rms_floor
-        if general and p.residual:
-            pytest.skip("no operator has both a residual and a bias")
-        op = Op.GENERAL_RMS_NORM if general else Op.ADD_RMS_NORM if p.residual else Op.RMS_NORM
+        attributes = {name: getattr(p, name) for name in FLOATS if getattr(p, name) != FLOATS[name]}
+        attributes |= {} if p.partial_size == ALL else {"partial_size": p.partial_size}
+        op = next((op for op in Op if _has(op, p, attributes)), None)
+        if op is None:
+            pytest.skip("no operator has all of that")
         arguments = [array(p.x, dtype, flat)] + ([array(p.residual, dtype, flat)] if p.residual else [])
         scale, full_scale = parameter(p.scale, p.scale_strides[: p.rank])
         arguments.append(scale)
         full_bias = False
-        if general:
+        if "bias" in op.inputs:
             bias, full_bias = np.full((size,), -0.0, DTYPES[p.scale_type]), False
             if p.bias:
                 bias, full_bias = parameter(p.bias, p.bias_strides[: p.rank])
             arguments.append(bias)
-        parameters = NormParameters(
-            op,
-            p.x_type,
-            (-1,),
-            p.epsilon,
-            p.stash_type,
-            p.round_type,
-            p.epsilon_outside,
-            p.rms_floor,
-            None if p.partial_size == ALL else p.partial_size,
-        )
+        parameters = NormParameters(op, p.x_type, stash_type=p.stash_type, scale_type=p.round_type, **attributes)
         norm = Norm(parameters, float_type(p.scale_type).name, size, columns, full_scale, full_bias)
         outputs = [tvm.runtime.tensor(np.zeros(flat, dtype)) for _ in op.outputs]
         self.function(norm)(*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arguments), *outputs)
@@ -89,6 +81,13 @@ class TvmKernels:
             kernel = CpuSchedules().kernel(norm, self.schedule).with_attr("global_symbol", "norm")
             self.made[norm] = tvm.compile(tvm.IRModule({"norm": kernel}), target=resolve("llvm"))
         return self.made[norm]["norm"]
+
+
+def _has(op, call, attributes):
+    """Whether an operator has the inputs and attributes of a call."""
+    if ("residual" in op.inputs) != bool(call.residual) or (call.bias and "bias" not in op.inputs):
+        return False
+    return attributes.keys() <= set(attribute_names(op))
 
 
 SHARED = [
