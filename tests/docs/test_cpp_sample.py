@@ -1,6 +1,5 @@
 """The C++ sample, built and run against the shared library inside the installed onnxruntime wheel."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from rmsnorm_deploy import op
 from rmsnorm_deploy.op.reference import rms_norm
 from rmsnorm_deploy.run.library import library_path
 from rmsnorm_deploy.run.session import session
+from tests.support.native import needs_cmake
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "cpp"
 ROWS, COLUMNS = 6, 40
@@ -22,8 +22,9 @@ ROWS, COLUMNS = 6, 40
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    if sys.platform != "linux" or not shutil.which("cmake") or not (shutil.which("c++") or shutil.which("g++")):
-        pytest.skip("needs Linux, cmake and a C++ compiler")
+    if sys.platform != "linux":
+        pytest.skip("needs Linux")
+    needs_cmake()
     build = tmp_path_factory.mktemp("sample")
     for command in (["cmake", "-S", SAMPLE, "-B", build], ["cmake", "--build", build]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 """The C++ sample for TVM, built against the installed wheels and run without Python."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.op.reference import rms_norm
+from tests.support.native import needs_cmake
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "tvm_cpp"
 ROWS, COLUMNS, EPSILON = 6, 40, 1e-5
@@ -32,8 +32,9 @@ def site_packages():
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory, site_packages):
-    if sys.platform != "linux" or not shutil.which("cmake") or not (shutil.which("c++") or shutil.which("g++")):
-        pytest.skip("needs Linux, cmake and a C++ compiler: apt-get install cmake g++")
+    if sys.platform != "linux":
+        pytest.skip("needs Linux")
+    needs_cmake()
     build = tmp_path_factory.mktemp("sample")
     configure = ["cmake", "-S", SAMPLE, "-B", build, f"-DSITE_PACKAGES={site_packages}"]
     for command in (configure, ["cmake", "--build", build]):
@@ -103,8 +104,7 @@ def test_its_errors_are_sentences(run, tmp_path):
 
 
 def test_what_is_missing_for_the_build_is_said(tmp_path):
-    if not shutil.which("cmake") or not (shutil.which("c++") or shutil.which("g++")):
-        pytest.skip("needs cmake and a C++ compiler: apt-get install cmake g++")
+    needs_cmake()
     done = subprocess.run(
         ["cmake", "-S", SAMPLE, "-B", tmp_path, "-DSITE_PACKAGES=/none"], capture_output=True, text=True, check=False
     )

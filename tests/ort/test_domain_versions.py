@@ -49,7 +49,7 @@ def library(tmp_path_factory):
         planted.write_text(planted.read_text().replace(old, new))
     sources = [ops / "cpu" / "isa" / "portable.cpp", ops / "cuda" / "missing.cpp"]
     sources += [s for room in ("contract", "cpu", "ort", "ort/ours") for s in sorted((ops / room).glob("*.cpp"))]
-    command = [compiler(), "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
+    command = [*compiler(), "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
     made = folder / "librmsnorm_deploy.so"
     command += ["-DRMSNORM_DEPLOY_TABLES=TABLE(portable)", *sources, "-o", made, "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
