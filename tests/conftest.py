@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_terminal_summary(terminalreporter):
     seconds, tests = Counter(), Counter()
-    for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "when")):
+    for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "duration")):
         folder = PurePosixPath(report.nodeid.split("::")[0]).parent
         seconds[folder] += report.duration
         tests[folder] += report.when == "call" or (report.when == "setup" and not report.passed)
