@@ -266,7 +266,7 @@ def numbers(text: str) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers such as 1,16") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of numbers such as 1,16") from None
     if min(values) < 1:
         raise argparse.ArgumentTypeError("numbers must be at least 1")
     return values

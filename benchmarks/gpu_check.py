@@ -130,6 +130,7 @@ class Check:
         nvcc = os.environ.get("CUDACXX") or tool("nvcc")
         cmake = tool("cmake", Path(sys.executable).parent)
         lacking = [name for name, path in (("nvcc", nvcc), ("cmake", cmake)) if not path]
+        # not run/toolchain.py, which needs more of the package: this runs where only NumPy is installed
         if not (tool("c++") or tool("g++") or os.environ.get("CXX")):
             lacking.append("a C++ compiler")
         if lacking or not nvcc or not cmake:
@@ -306,7 +307,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     if made.library is not None:
         made.library = made.library.resolve()
         if not made.library.is_file():
-            parser.error(f"{made.library} is no file")
+            parser.error(f"{made.library} is not a file")
     return made
 
 

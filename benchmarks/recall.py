@@ -189,7 +189,7 @@ class Comparison:
         self, entry: dict[str, Any], source: Path, targets: Sequence[Path], made: Sequence[Outcome]
     ) -> Result:
         try:
-            # by itself first: what the original does to the judge is no tool's fault
+            # by itself first: no tool is to blame for what the original does to the judge
             original, _ = self._judge.call(original=str(source))
             run = True
         except WorkerFailed:
@@ -214,7 +214,7 @@ class Comparison:
         try:
             answer, _ = self._judge.call(original=str(source), result=str(target), library=tool.library, run=run)
         except WorkerFailed as error:
-            # it is no model at all, or onnxruntime ended or hung on it
+            # it is not a model at all, or onnxruntime ended or hung on it
             return Outcome("not running" if error.survived else "crash", 0, seconds, str(error))
         return Outcome(answer["verdict"], min(answer["norms"], entry["must_fuse"]), seconds, answer["reason"])
 

@@ -2,8 +2,8 @@
 
 Both run in onnxruntime on the CPU with its optimizer off, so that nothing but the tool's own work is judged. They are
 measured against the original in float64 where that can be had. A result is wrong where it is further off than twice
-the original and than :data:`BAR_ULPS`. The bar is wide on purpose: another order of rounding is no mistake, a misplaced
-epsilon is off by percents.
+the original and than :data:`BAR_ULPS`. The bar is wide on purpose: another order of rounding is not a mistake, and
+a misplaced epsilon is off by percents.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Original:
     def _cases(self) -> Iterator[_Case]:
         try:
             feeds = make_inputs(self.model.proto, _missing_shapes(self.model.proto))
-        except UsageError:  # inputs that are no tensors
+        except UsageError:  # inputs that are not tensors
             return
         yield self._case("normal", feeds, self.model)
         if any(is_float(v) for v in feeds.values()):

@@ -60,7 +60,7 @@ class Tool:
 
 
 def ours() -> Transform:
-    """``rmsnorm_deploy.fuse``, written as the peers write: what ``rmsnorm_deploy.save`` checks is no part of fusing."""
+    """``rmsnorm_deploy.fuse``, written as the peers write: without the checks of ``rmsnorm_deploy.save``."""
     import onnx
 
     import rmsnorm_deploy
@@ -88,7 +88,7 @@ def onnxruntime_session() -> Transform:
         try:
             load(source, ort.GraphOptimizationLevel.ORT_ENABLE_ALL, target)
         except Exception as error:
-            # a kernel that the CPU provider lacks is no fault of the optimizer
+            # a kernel that the CPU provider lacks is not the optimizer's fault
             try:
                 load(source, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
             except Exception:

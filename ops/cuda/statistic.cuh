@@ -114,8 +114,8 @@ __device__ inline Mean mean_of(const Sum<float, true>& sum, const Statistic& s) 
   return {mean.value, mean.lost};
 }
 
-// Whether the mean is one that float32 arithmetic gets right. Below, squares may have been lost to underflow; above,
-// their sum may have overflowed where their mean has not; and a NaN or an infinity is neither below nor above.
+// Whether float32 arithmetic computes this mean correctly. Below, squares may have been lost to underflow; above, their
+// sum may have overflowed where their mean has not; and a NaN or an infinity is neither below nor above.
 __device__ inline bool is_ordinary(const Mean& mean, const Statistic& s) {
   return s.ordinary && mean.value > kLeastMean && mean.value < kLargestMean;
 }

@@ -49,7 +49,7 @@ void* output_at(const Node& node, ort::KernelContext* context, std::size_t index
 // A scale or bias that is a constant of the model: kept in the arithmetic type, so that a run neither converts it nor
 // asks onnxruntime about it.
 struct Constant {
-  std::unique_ptr<unsigned char[]> data;  // empty where the input is no constant, or is used as it comes
+  std::unique_ptr<unsigned char[]> data;  // empty where the input is not a constant, or is used as it comes
   Shape shape;
 };
 

@@ -35,7 +35,7 @@ class DemoModel:
         name: of the file, without its ending.
         report: of the fusion.
         verification: of the fused file against the original.
-        timing: of the model and of one norm.
+        timing: of the whole model and of one norm.
     """
 
     name: str

@@ -8,7 +8,8 @@ from onnx.reference import ReferenceEvaluator
 
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.model.graphs import walk
-from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op import DOMAIN, Op, version_of
+from rmsnorm_deploy.op.definition import attributes_of
 from rmsnorm_deploy.op.dtypes import FLOAT64, FLOAT_TYPES
 from rmsnorm_deploy.run.inputs import Array, Feeds, is_float
 from rmsnorm_deploy.run.runnable import Runnable
@@ -27,12 +28,18 @@ def in_float64(model: ModelProto) -> ModelProto:
 
     Args:
         model: with its weights in memory.
+
+    Raises:
+        ValueError: it has nodes of ours in a version that this release does not know.
     """
     wide = ModelProto()
     wide.CopyFrom(model)
+    imports = {o.domain: o.version for o in wide.opset_import}
     for part in walk(wide):
         if isinstance(part, NodeProto):
             _widen_node(part)
+            if part.domain == DOMAIN:
+                _widen_absent(part, version_of(imports))
             continue
         for tensor in part.initializer:
             _widen_tensor(tensor)
@@ -71,6 +78,15 @@ def _widen_node(node: NodeProto) -> None:
             node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(value)))
 
 
+def _widen_absent(node: NodeProto, version: int) -> None:
+    """Write the types of a node of ours that it leaves to their defaults, where those are narrower."""
+    present = {attribute.name for attribute in node.attribute}
+    for attribute in attributes_of(Op(node.op_type), version):
+        absent = attribute.name in _TYPE_ATTRIBUTES and attribute.name not in present
+        if absent and attribute.default in NARROW:
+            node.attribute.append(helper.make_attribute(attribute.name, TensorProto.DOUBLE))
+
+
 def _widen_tensor(tensor: TensorProto) -> None:
     if tensor.data_type in NARROW:
         tensor.CopyFrom(
@@ -93,7 +109,11 @@ class Truth:
         if model.weights > LARGEST_WEIGHTS:
             self.why_not = f"the weights are larger than {LARGEST_WEIGHTS >> 20} MiB"
             return
-        wide = in_float64(model.loaded())
+        try:
+            wide = in_float64(model.loaded())
+        except ValueError as error:
+            self.why_not = first_line(error, 150)
+            return
         try:
             self._runner = Runner(Runnable.in_memory(wide), optimise=False)
             self.how = "float64 in onnxruntime"

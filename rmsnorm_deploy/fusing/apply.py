@@ -14,7 +14,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
-from rmsnorm_deploy.fusing.report import FusedNorm, described
+from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match
@@ -50,7 +50,7 @@ def apply(plan: Plan) -> Changes:
         name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
         plan.model.opset_imports[name] = plan.opset
     # names are taken before anything changes: a value that another norm takes over loses its own
-    descriptions = [described(m) for m in plan.matches]
+    descriptions = plan.described()
     rewriter = _Rewriter(plan)
     norms = [rewriter.replace(match) for match in plan.matches]
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
@@ -98,7 +98,7 @@ class _Rewriter:
             # readers of the sum may stand before the end of the chain
             anchor = match.sum.producer() or anchor
             if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
-                self._unsorted.add(graph)  # a scale that is computed may be so behind the addition
+                self._unsorted.add(graph)  # a computed scale may stand after the addition
         graph.insert_before(anchor, made.nodes)
         for value in match.same:
             self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
@@ -205,7 +205,7 @@ def _roots(graphs: Iterable[Scope]) -> dict[ir.Graph | ir.Function, ir.Graph | i
 
 
 def _is_ordered(graph: ir.Graph | ir.Function) -> bool:
-    """Whether every node stands behind those whose values it uses, in its subgraphs too."""
+    """Whether every node stands after those whose values it uses, in its subgraphs too."""
     seen: set[ir.Node] = set()
     for node in graph:
         used = [v for v in node.inputs if v is not None]

@@ -89,7 +89,7 @@ class Draft:
         dtype: ir.DataType,
         like: ir.Value | None = None,
     ) -> ir.Value:
-        """A standard node in front of the norm or behind it; returns its output."""
+        """A standard node before or after the norm; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
         self._nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.unique(f"{output.name}_node")))
@@ -118,7 +118,7 @@ class Draft:
         return total
 
     def narrowed(self, y: ir.Value) -> ir.Value:
-        """The norm's output in x's type: a Cast behind it where it is of another."""
+        """The norm's output in the type of x: followed by a Cast where it has another type."""
         if y.dtype == self.dtype:
             return y
         y.name = self.unique(f"{self._name}_wide")

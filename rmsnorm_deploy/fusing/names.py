@@ -22,7 +22,7 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def unique(self, wish: str) -> str:
-        """``wish``, with a number behind it where it is taken."""
+        """``wish``, followed by a number where it is taken."""
         name, i = wish, self._numbers.get(wish, 1)
         while name in self._taken:
             name, i = f"{wish}_{i}", i + 1

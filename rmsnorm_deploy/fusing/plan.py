@@ -54,6 +54,11 @@ class Plan:
         """Writes the norms."""
         return writer_of(self.form)
 
+    def described(self) -> tuple[FusedNorm, ...]:
+        """The norms as they are planned."""
+        version = version_of(self.model.opset_imports)
+        return tuple(described(match, version) for match in self.matches)
+
     def report(self, fused: Iterable[FusedNorm] | None = None) -> FusionReport:
         """What would be done; or what was done.
 
@@ -73,7 +78,7 @@ class Plan:
             by = " by onnx's version converter" if self.writer.may_convert else ""
             warnings.append(f"the model's opset {mood} raised from {self.given_opset} to {self.opset}{by}")
         return FusionReport(
-            fused=tuple(described(m) for m in self.matches) if fused is None else tuple(fused),
+            fused=self.described() if fused is None else tuple(fused),
             missed=self.missed,
             ops_before=self.ops,
             ops_after=_count_again(self.scopes) if done and self.matches else self.ops,

@@ -55,8 +55,13 @@ class FusedNorm:
     notes: tuple[str, ...]
 
 
-def described(match: Match) -> FusedNorm:
-    """A norm as it is planned: every node that it stands for goes."""
+def described(match: Match, version: int) -> FusedNorm:
+    """A norm as it is planned: every node that it stands for goes.
+
+    Args:
+        match: the norm.
+        version: of our domain, in which the model's nodes are written.
+    """
     parameters = match.parameters
 
     def name(value: ir.Value | None) -> str:
@@ -72,7 +77,7 @@ def described(match: Match) -> FusedNorm:
         residual=name(match.residual),
         axes=parameters.axes,
         epsilon=parameters.epsilon,
-        attributes=parameters.to_attributes(),
+        attributes=parameters.to_attributes(version),
         type=ir.DataType(parameters.output_type).name,
         spelling=match.spelling,
         rounding="fewer" if match.fewer_roundings else "same",

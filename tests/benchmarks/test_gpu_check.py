@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def machine(tmp_path_factory):
     units, host = em.objects(tmp_path_factory)
     folder = tmp_path_factory.mktemp("machine")
     driver = folder / "driver.so"
-    em._run(em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", driver)
+    em._run(*em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", driver)
     library = em.Emulator([*units.values(), *host], folder / "library.so").path
     tools = folder / "bin"
     tools.mkdir()
@@ -167,7 +168,7 @@ def test_wrong_kernels_stop_the_check(machine, tmp_path):
     """A library whose row kernels forget the end of a row: smoke fails, the rest does not run, exit status 1."""
     environment, _ = machine
     ops = tmp_path / "ops"
-    em.shutil.copytree(ROOT / "ops", ops)
+    shutil.copytree(ROOT / "ops", ops)
     source = ops / "cuda" / "rows.cuh"
     text = source.read_text()
     assert "offset > 0; offset >>= 1) {\n    sum.add" in text

@@ -2,11 +2,12 @@
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.native import compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = "onnxruntime_c_api.h"
@@ -80,9 +81,6 @@ def test_the_declarations_agree_with_the_official_header(tmp_path):
     folder = header_folder()
     if folder is None:
         pytest.skip(f"no {HEADER} found; install libonnxruntime-dev or set ONNXRUNTIME_INCLUDE_DIR")
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if not compiler:
-        pytest.skip("needs a C++ compiler")
     ours = "rmsnorm_deploy::ort::CustomOp"
     claims = [
         "sizeof(rmsnorm_deploy::ort::ApiBase) == sizeof(OrtApiBase)",
@@ -99,7 +97,7 @@ def test_the_declarations_agree_with_the_official_header(tmp_path):
     lines += [f'static_assert({claim}, "differs from the official header");' for claim in claims]
     source.write_text("\n".join(lines) + "\n")
     done = subprocess.run(
-        [compiler, "-std=c++17", f"-I{folder}", f"-I{ROOT / 'ops'}", "-fsyntax-only", source],
+        [*compiler(), "-std=c++17", f"-I{folder}", f"-I{ROOT / 'ops'}", "-fsyntax-only", source],
         capture_output=True,
         text=True,
         check=False,

@@ -49,7 +49,7 @@ def library(tmp_path_factory):
         planted.write_text(planted.read_text().replace(old, new))
     sources = [ops / "cpu" / "isa" / "portable.cpp", ops / "cuda" / "missing.cpp"]
     sources += [s for room in ("contract", "cpu", "ort", "ort/ours") for s in sorted((ops / room).glob("*.cpp"))]
-    command = [compiler(), "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
+    command = [*compiler(), "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
     made = folder / "librmsnorm_deploy.so"
     command += ["-DRMSNORM_DEPLOY_TABLES=TABLE(portable)", *sources, "-o", made, "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -130,10 +130,13 @@ def test_fusing_writes_the_version_that_the_model_has_and_else_the_newest(two_ve
     model = build(Spelling()).model
     if imports:
         model.opset_import.append(helper.make_opsetid(DOMAIN, imports))
-    fused, _ = rmsnorm_deploy.fuse(model)
+    _, planned = rmsnorm_deploy.fuse(model, dry_run=True)
+    fused, report = rmsnorm_deploy.fuse(model)
     (node,) = (n for n in fused.graph.node if n.domain == DOMAIN)
     version = op.version_of({o.domain: o.version for o in fused.opset_import})
     assert version == (imports or 2)
+    written = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert [norm.attributes for norm in (*planned.fused, *report.fused)] == [written, written]
     assert [a.name for a in node.attribute] == list(op.attribute_names(Op.RMS_NORM, version))
     assert fused.functions[0] == op.function_body(Op.RMS_NORM, 18, version)
     NormParameters.from_node(node, version=version)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmsnorm_deploy.run.library import library_path
+from tests.support.native import c_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTED = {
@@ -81,9 +82,6 @@ def test_no_symbol_of_onnxruntime_is_wanted(override):
 
 
 def test_the_header_is_plain_c(tmp_path):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if not compiler:
-        pytest.skip("needs a C compiler")
     source = tmp_path / "use.c"
     source.write_text(
         '#include "rms_norm.h"\n'
@@ -92,7 +90,7 @@ def test_the_header_is_plain_c(tmp_path):
     include = ROOT / "ops" / "include"
     subprocess.run(
         [
-            compiler,
+            *c_compiler(),
             "-std=c99",
             "-Wall",
             "-Wextra",

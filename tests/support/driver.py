@@ -27,10 +27,10 @@ def run(*command):
 
 
 def build(compiler, folder):
-    """The path of the program, compiled into ``folder``."""
+    """The path of the program, compiled into ``folder``; ``compiler`` is the head of a command line."""
     program = folder / "driver"
     source = Path(__file__).with_name("driver.cpp")
-    run(compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-ldl")
+    run(*compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-ldl")
     return program
 
 

@@ -1,13 +1,15 @@
 """Builds a copy of ops/ in a temporary folder, as it is or with a fault planted, and programs that go with it."""
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.run import toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,18 +22,31 @@ def output_of(*command):
     return done.stdout
 
 
-def compiler():
-    found = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
-    if not found or not shutil.which("cmake"):
-        pytest.skip("needs cmake and a C++ compiler; install them: apt-get install cmake g++")
-    return found
+def compiler(*which):
+    """The head of a command line that compiles C++, as the package finds it; without a compiler the test is skipped."""
+    try:
+        return toolchain.compiler(*which)
+    except MissingEnvironment as error:
+        pytest.skip(str(error))
+
+
+def c_compiler():
+    """The same for C."""
+    return compiler(("cc", "gcc", "clang"), ("CC",))
+
+
+def needs_cmake():
+    """Skip the test where cmake, or a compiler for it, is missing."""
+    compiler()
+    if not shutil.which("cmake"):
+        pytest.skip("needs cmake; install it: apt-get install cmake")
 
 
 def can_link(folder, *flags):
     """Whether the compiler makes a program that runs with these flags."""
     source = folder / "empty.cpp"
     source.write_text("int main() { return 0; }\n")
-    made = subprocess.run([compiler(), *flags, source, "-o", folder / "empty"], capture_output=True, check=False)
+    made = subprocess.run([*compiler(), *flags, source, "-o", folder / "empty"], capture_output=True, check=False)
     return made.returncode == 0 and subprocess.run([folder / "empty"], capture_output=True, check=False).returncode == 0
 
 
@@ -39,6 +54,7 @@ class Build:
     """The libraries of one copy of the sources, built with one choice of sanitizers."""
 
     def __init__(self, folder, sanitize):
+        needs_cmake()
         self.flags = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
         if not can_link(folder, *self.flags):
             pytest.skip(f"this compiler lacks -fsanitize={sanitize}; with GCC, install libasan, libubsan and libtsan")
@@ -52,7 +68,7 @@ class Build:
             self.folder,
             f"-DRMSNORM_DEPLOY_SANITIZE={sanitize}",
             "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-            f"-DCMAKE_CXX_COMPILER={compiler()}",
+            f"-DCMAKE_CXX_COMPILER={';'.join(compiler())}",
         )
 
     def make(self, *targets):
@@ -63,7 +79,7 @@ class Build:
     def program(self, source, *more):
         """A program, built with the same sanitizers."""
         made = self.folder / source.stem
-        command = [compiler(), "-std=c++17", "-Wall", "-Wextra", "-O1", *self.flags, f"-I{self.sources}"]
+        command = [*compiler(), "-std=c++17", "-Wall", "-Wextra", "-O1", *self.flags, f"-I{self.sources}"]
         output_of(*command, source, *more, "-o", made, "-pthread", "-ldl")
         return made
 

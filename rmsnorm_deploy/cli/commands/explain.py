@@ -20,7 +20,7 @@ ORDER = 20
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL")],
     site: Annotated[str | None, typer.Option("--site", metavar="NAME", help="Only this candidate, by node.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Reductions that are no mean square as well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also reductions that are not a mean square.")] = False,
     form: FormOption = DEFAULT,
     op: OldFormOption = None,
     as_json: JsonFlag = False,

@@ -93,7 +93,7 @@ def known(value: Any) -> ShapeValue | None:
 
 
 def array_of(elements: Any) -> Elements:
-    """An object array; NumPy must not look into expressions, which are no sequences."""
+    """An object array; NumPy must not look into expressions, which are not sequences."""
     if isinstance(elements, np.ndarray):
         return elements.astype(object)
     if not isinstance(elements, (list, tuple)):

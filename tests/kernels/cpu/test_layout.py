@@ -4,7 +4,7 @@ import ctypes
 import subprocess
 
 from benchmarks.gpu.contract import MAX_RANK, Params
-from tests.support.native import ROOT, compiler, output_of
+from tests.support.native import ROOT, c_compiler, output_of
 
 HEADER = ROOT / "ops" / "include" / "rms_norm.h"
 
@@ -21,7 +21,7 @@ def test_every_field_is_where_the_header_has_it(tmp_path):
     source.write_text(f'#include <stddef.h>\n#include <stdio.h>\n#include "{HEADER}"\nint main(void) {{\n')
     with source.open("a") as file:
         file.write("\n".join([*lines, "return 0;", "}", ""]))
-    output_of(compiler(), "-x", "c", "-std=c11", "-Wall", "-Werror", source, "-o", tmp_path / "layout")
+    output_of(*c_compiler(), "-std=c11", "-Wall", "-Werror", source, "-o", tmp_path / "layout")
     done = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True)
     wanted = [f"{name} {getattr(Params, name).offset} {getattr(Params, name).size}" for name in names]
     floats = [name for name, kind in Params._fields_ if kind is ctypes.c_float]

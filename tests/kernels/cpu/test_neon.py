@@ -41,7 +41,7 @@ def command(tmp_path_factory):
         [COMPILER, "-print-file-name=ld-linux-aarch64.so.1"], capture_output=True, text=True, check=True
     )
     system = Path(found.stdout.strip()).resolve().parents[1]  # libraries of that architecture are in its lib/
-    return [EMULATOR, "-L", system, build(COMPILER, folder), folder / "librmsnorm_deploy.so"]
+    return [EMULATOR, "-L", system, build([COMPILER], folder), folder / "librmsnorm_deploy.so"]
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,8 @@ def sanitized(build):
 def python(library, *arguments):
     """A Python program that loads a library built with AddressSanitizer."""
     # An exception of C++ is intercepted only where its library is there from the start.
-    preloaded = [output_of(compiler(), f"-print-file-name={name}").strip() for name in ("libasan.so", "libstdc++.so.6")]
+    names = ("libasan.so", "libstdc++.so.6")
+    preloaded = [output_of(*compiler(), f"-print-file-name={name}").strip() for name in names]
     if not all(Path(path).is_absolute() for path in preloaded):
         pytest.skip("needs libasan.so and libstdc++.so.6, as GCC has them; set CXX=g++")
     environment = os.environ | {

@@ -24,6 +24,6 @@ def test_a_struct_of_the_version_before_is_read(tmp_path):
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}"]
     if can_link(tmp_path, *sanitize):
         flags += sanitize
-    output_of(compiler(), *flags, *sources, "-o", tmp_path / "versions")
+    output_of(*compiler(), *flags, *sources, "-o", tmp_path / "versions")
     done = subprocess.run([tmp_path / "versions"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,5 @@
 """The algorithm on sixteen lanes, emulated so that every machine runs it: all cases of the contract."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from rmsnorm_deploy.run.library import library_path
 from tests.support import contract_cases
 from tests.support.contract import BF16, F16, F32, Call, cases, load, values
 from tests.support.driver import Driver, build, run
+from tests.support.native import compiler
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "ops" / "cpu"
@@ -36,13 +36,10 @@ OPTIONS = [
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("emulated")
     path = folder / "emulated.so"
-    run(compiler, *OPTIONS, "-shared", *SOURCES, "-o", path, "-lm")
-    with Driver([build(compiler, folder), path]) as driver:
+    run(*compiler(), *OPTIONS, "-shared", *SOURCES, "-o", path, "-lm")
+    with Driver([build(compiler(), folder), path]) as driver:
         yield driver
 
 

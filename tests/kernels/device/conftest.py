@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.gpu.contract import Kernels
 from benchmarks.gpu.driver import Gpu, cuda
-from rmsnorm_deploy.run.library import library_path
+from rmsnorm_deploy.run.library import cuda_architectures, library_path
 from tests.support.contract import Params
 from tests.support.cuda import emulator as em
 
@@ -97,7 +97,7 @@ class OnDevice:
 def on_device():
     if problem := cuda.driver().problem:
         pytest.skip(f"needs an NVIDIA GPU: {problem}")
-    if not cuda.architectures(library_path()):
+    if not cuda_architectures(library_path()):
         pytest.skip("needs a library that was built with CUDA; install the CUDA toolkit and build again")
     return OnDevice()
 

@@ -3,16 +3,15 @@
 import contextlib
 import ctypes
 import itertools
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.gpu.contract import MAX_RANK, Params
 from tests.support.contract import DTYPES
+from tests.support.native import compiler
 from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,10 +26,6 @@ SANITIZE = ["-fsanitize=alignment,signed-integer-overflow,bounds", "-fno-sanitiz
 CANARY = 0xA5
 
 
-def compiler():
-    return shutil.which("g++") or shutil.which("c++")
-
-
 def _run(*command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -42,7 +37,7 @@ def compile_units(ops, units, folder):
 
     def one(unit):
         target = folder / f"{unit}.o"
-        _run(compiler(), *FLAGS, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
+        _run(*compiler(), *FLAGS, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
@@ -54,7 +49,7 @@ def compile_host(ops, folder):
     folder.mkdir(parents=True, exist_ok=True)
     sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cu", *sorted((ops / "contract").glob("*.cpp"))]
     for source in sources:
-        _run(compiler(), *FLAGS, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o")
+        _run(*compiler(), *FLAGS, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o")
     return [folder / f"{source.stem}.o" for source in sources]
 
 
@@ -67,7 +62,7 @@ def compile_binding(ops, folder):
 
     def one(job):
         source, target = job
-        _run(compiler(), *FLAGS, f"-I{ops}", "-c", source, "-o", target)
+        _run(*compiler(), *FLAGS, f"-I{ops}", "-c", source, "-o", target)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, zip(sources, targets, strict=True)))
@@ -76,8 +71,7 @@ def compile_binding(ops, folder):
 
 def objects(tmp_path_factory):
     """Object files of the unchanged sources, by unit; and those of the host side. A test run builds them once."""
-    if compiler() is None:
-        pytest.skip("needs a C++ compiler, to compile the CUDA kernels for the host; install g++")
+    compiler()  # outside of make: a test that is skipped has built nothing
 
     def make(folder):
         compile_units(ROOT / "ops", UNITS, folder / "units")
@@ -95,7 +89,7 @@ class Emulator:
     """A library of emulated kernels, in the place of the library of CPU kernels that ``Call.run`` is handed."""
 
     def __init__(self, objects, path):
-        _run(compiler(), "-shared", "-Wl,--no-undefined", "-o", path, *objects, "-ldl")
+        _run(*compiler(), "-shared", "-Wl,--no-undefined", "-o", path, *objects, "-ldl")
         self.path = path
         self.lib = lib = ctypes.CDLL(str(path))
         for function in (lib.emulator_message, lib.emulator_kernel, lib.rmsnorm_deploy_cuda_error_text):

@@ -2,13 +2,11 @@
 
 import ctypes
 import re
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-import pytest
-
+from tests.support.native import compiler
 from tests.support.tvm.gpu_runners import Runner
 
 SHIM = Path(__file__).resolve().parents[1] / "cuda" / "shim"
@@ -22,14 +20,12 @@ class Cuda(Runner):
 
     def __init__(self, schedules=None):
         super().__init__(schedules)
-        self.compiler = shutil.which("g++")
-        if self.compiler is None:
-            pytest.skip("there is no g++ to compile for the emulator: apt-get install g++")
+        self.compiler = compiler()
         self.folder = Path(tempfile.mkdtemp(prefix="emulated-"))
         self.build("-c", SHIM / "emulator.cpp", "-o", self.folder / "emulator.o")
 
     def build(self, *arguments):
-        command = [self.compiler, *FLAGS, f"-I{SHIM}", f"-I{Path(__file__).parent}", *map(str, arguments)]
+        command = [*self.compiler, *FLAGS, f"-I{SHIM}", f"-I{Path(__file__).parent}", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
 

@@ -17,7 +17,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def wait_until(condition, seconds=30.0):
+def wait_until(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited too long"
