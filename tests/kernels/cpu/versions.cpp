@@ -37,9 +37,9 @@ rms_norm_params valid(std::uint32_t version) {
   p.residual = p.bias = p.sum = nullptr;
   p.shape[0] = p.partial_size = 1;
   p.scale_strides[0] = 0;
-  p.epsilon = 0.5f;
-  p.epsilon_outside = 0.25f;
-  p.rms_floor = 0.125f;
+#define SET(name, neutral, since) p.name = 0.5f;
+  RMS_NORM_FLOAT_ATTRIBUTES(SET)
+#undef SET
   return p;
 }
 
