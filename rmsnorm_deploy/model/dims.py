@@ -9,6 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+MOST_LETTERS = 1000
+"""A longer text is a name: no exporter writes such arithmetic, and parsing it might take for ever."""
+
 
 def names_in(text: str) -> frozenset[str] | None:
     """The names in a dimension that reads as arithmetic; None for a plain name, such as ``seq`` or ``past_len.1``.
@@ -35,7 +38,7 @@ def evaluated(
         functions: what calculates ``Max`` and ``Min``; Python's own by default.
 
     Raises:
-        ValueError: it is not arithmetic, or has roots or powers other than whole ones.
+        ValueError: it is not arithmetic, or is not whole.
     """
     expression = _parsed(text)
     if expression is None:
@@ -44,7 +47,9 @@ def evaluated(
 
 
 def _parsed(text: str) -> Any:
-    """As a SymPy expression; None where onnx_ir cannot read it."""
+    """As a SymPy expression; None where onnx_ir cannot read it, and for powers, which SymPy would multiply out."""
+    if "**" in text or "^" in text or len(text) > MOST_LETTERS:
+        return None
     try:
         return ir.SymbolicDim(text)._expr  # the public evaluate() takes numbers only, and TVM's are expressions
     except (ValueError, TypeError, RecursionError, ZeroDivisionError):
@@ -62,7 +67,7 @@ def _value(expression: Any, value_of: Callable[[str], Any], functions: Mapping[s
     above, below = expression.as_numer_denom()
     if below != 1:
         return _value(above, value_of, functions) // _value(below, value_of, functions)
-    if kind == "Pow" and expression.exp.is_Integer and expression.exp > 0:
+    if kind == "Pow" and expression.exp.is_Integer and 0 < expression.exp <= MOST_LETTERS:  # a * a, to SymPy
         return functools.reduce(operator.mul, [_value(expression.base, value_of, functions)] * int(expression.exp))
     arguments = [_value(a, value_of, functions) for a in expression.args]
     if kind == "Mod":

@@ -199,8 +199,11 @@ def _symbolic(name: str, sizes: dict[str, int], declared: frozenset[str]) -> int
         except (ValueError, ZeroDivisionError):
             pass
         else:
-            if size < 0:
-                raise UsageError(f"the dimension '{name}' would be {size}", "Give the shapes: --shapes name:1,8,64.")
+            if not 0 <= size < 2**31:
+                raise UsageError(
+                    f"the dimension '{name}' would be {size if abs(size) < 2**63 else 'too large'}",
+                    "Give the shapes: --shapes name:1,8,64.",
+                )
             return size
     default = next((size for word, size in SYMBOLIC_SIZES.items() if word in name.lower()), OTHER_SIZE)
     return sizes.setdefault(name, default) if name else default

@@ -31,7 +31,14 @@ def compiler(names: Sequence[str] = COMPILERS, variables: Sequence[str] = ("CXX"
         MissingEnvironment: there is none. Where a variable is set, nothing else is looked for.
     """
     for variable in variables:
-        if named := shlex.split(os.environ.get(variable, "")):
+        try:
+            named = shlex.split(os.environ.get(variable, ""))
+        except ValueError as error:
+            raise MissingEnvironment(
+                f"there is no C++ compiler: {variable} cannot be read: {str(error).lower()}",
+                f"Set {variable} to a C++ compiler, or unset it.",
+            ) from error
+        if named:
             if found := shutil.which(named[0]):
                 return [found, *named[1:]]
             raise MissingEnvironment(

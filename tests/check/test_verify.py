@@ -277,6 +277,9 @@ def test_dimensions_that_are_arithmetic_follow_the_others():
     assert (given["double"].shape, given["rest"].shape) == ((6,), (1, 3))
     with pytest.raises(UsageError, match="'seq - 2' would be -1"):
         make_inputs(model, {"x": (1, 5, 7, 2)})
+    for huge, size in (("100000000000*seq", 800000000000), ("*".join(["99999"] * 9) + "*seq", "too large")):
+        with pytest.raises(UsageError, match=f"would be {size}"):
+            make_inputs(inputs_model(("x", TensorProto.FLOAT, ["seq"]), ("y", TensorProto.FLOAT, [huge])))
 
 
 def test_a_given_shape_holds_for_the_same_names_elsewhere():

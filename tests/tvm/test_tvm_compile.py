@@ -264,6 +264,7 @@ def test_empty_tensors(tmp_path):
     [
         ("PATH", "/nowhere", "there is no C++ compiler"),
         ("CXX", "/nowhere/g++", "CXX names '/nowhere/g++', which is not a program"),
+        ("CXX", 'g++ "', "CXX cannot be read: no closing quotation"),
         ("CXX", "COMPILER", ": ld: no such thing"),
     ],
 )
