@@ -49,8 +49,10 @@ def check(s, register=rmsnorm_deploy.register):
     truth = rms_norm(feeds["x"], built.scale, exact=True, **given)[0]
     for optimise, hook in ((False, None), (True, None), (True, register), (False, register)):
         got = run(fused, feeds, optimise, hook)[0]
-        # six steps of float arithmetic; one rounding to 16 bits; or two, of which the first may fall the other way and
-        # is then multiplied by the scale
-        slack = 6 if p.output_type in (1, 11) else 1.01 if p.scale_type == 1 else 3
+        # six steps of float arithmetic; one rounding to 16 bits, and that of the residual sum, which onnxruntime drops
+        # between float16 operators (half an ULP of the sum, up to a whole one of the result); or two, of which the
+        # first may fall the other way and is then multiplied by the scale
+        once = 1.51 if s.residual else 1.01
+        slack = 6 if p.output_type in (1, 11) else once if p.scale_type == 1 else 3
         assert units(got, truth, axis=tuple(s.axes)) <= slack, (optimise, hook)
     return fused, report
