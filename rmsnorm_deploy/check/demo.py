@@ -81,7 +81,7 @@ def model_folder() -> Path:
     Raises:
         MissingEnvironment: the package was installed without them.
     """
-    places = [Path(__file__).parent.parent / "samples" / "models", Path.cwd() / "samples" / "models"]
+    places = [Path(__file__).parents[2] / "samples" / "models", Path.cwd() / "samples" / "models"]
     for place in places:
         if any(place.glob("*.onnx")):
             return place

@@ -120,7 +120,7 @@ ATTRIBUTES = (
     ),
 )
 """Every attribute, in the order in which nodes carry them. An absent ``output_type`` means the type of X, an absent
-``partial_size`` all features."""
+``partial_size`` all features, and an absent ``stash_type`` of a float64 norm double."""
 
 
 def attributes_of(op: Op, version: int | None = None) -> tuple[Attribute, ...]:
@@ -257,6 +257,8 @@ class NormParameters:
             if x_type is None:
                 raise ValueError("output_type is absent, and the type of X is not known")
             read["output_type"] = x_type
+        if "stash_type" not in values and read["output_type"] == TensorProto.DOUBLE:
+            read["stash_type"] = int(TensorProto.DOUBLE)  # a float64 norm has no other arithmetic
         read["axes"] = tuple(read["axes"])
         if read.get("partial_size") is not None:
             sizes = set(read["partial_size"])

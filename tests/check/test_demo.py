@@ -55,13 +55,18 @@ def test_without_the_library_the_demonstration_still_runs(capsys, monkeypatch):
 
 
 def test_without_the_models_it_says_where_to_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "__file__", str(tmp_path / "site" / "rmsnorm_deploy" / "demo.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "site" / "rmsnorm_deploy" / "check" / "demo.py"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingEnvironment, match="not part of an installed package"):
         demo.model_folder()
     assert cli.main(["demo"]) == 4
     assert "make demo" in capsys.readouterr().err
     monkeypatch.chdir(ROOT)
+    assert demo.model_folder() == ROOT / "samples" / "models"
+
+
+def test_the_models_of_a_checkout_are_found_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert demo.model_folder() == ROOT / "samples" / "models"
 
 
