@@ -31,6 +31,8 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     converted.ir_version = max(converted.ir_version, 10)
     converted.metadata_props.extend(p for p in proto.metadata_props if p not in converted.metadata_props)
     result = ir.from_proto(converted)
+    result.graph.metadata_props.update(model.graph.metadata_props)
+    result.graph.meta.update(model.graph.meta)
     if put_back(result, weights) < len(weights):
         raise ValueError("onnx's version converter lost a weight")
     return result

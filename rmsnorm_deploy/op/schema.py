@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import onnx
 from onnx import AttributeProto
 from onnx.defs import OpSchema
@@ -10,6 +12,8 @@ from rmsnorm_deploy.op import definition, versions
 from rmsnorm_deploy.op.definition import OPERANDS, Attribute, Op, attributes_of
 from rmsnorm_deploy.op.dtypes import TYPES
 from rmsnorm_deploy.op.versions import DOMAIN
+
+_ONE_AT_A_TIME = threading.Lock()  # two threads would both find a schema missing, and onnx refuses the second one
 
 
 def _infer(context: onnx.shape_inference.InferenceContext) -> None:
@@ -53,11 +57,13 @@ def schemas() -> list[OpSchema]:
 
 
 def register_schemas() -> None:
-    """Make ``onnx.checker`` and ``onnx.shape_inference`` of this process know the operators. Safe to call again.
+    """Make ``onnx.checker`` and ``onnx.shape_inference`` of this process know the operators.
 
-    Fused models do not need it (their function bodies suffice); nodes without a body do.
+    Fused models do not need it (their function bodies suffice); nodes without a body do. It may be called
+    again, and by any thread.
     """
-    known = {(s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history() if s.domain == DOMAIN}
-    for schema in schemas():
-        if (schema.name, schema.since_version) not in known:
-            onnx.defs.register_schema(schema)
+    with _ONE_AT_A_TIME:
+        known = {(s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history() if s.domain == DOMAIN}
+        for schema in schemas():
+            if (schema.name, schema.since_version) not in known:
+                onnx.defs.register_schema(schema)

@@ -553,8 +553,10 @@ def test_the_pass_fuses_in_place():
 def test_the_pass_gives_what_fuse_gives(form):
     proto = build(Spelling(residual=True, opset=17)).model
     model = ir.from_proto(proto)
+    model.graph.metadata_props["source"] = "a test"
     fuser = rmsnorm_deploy.RmsNormFusionPass(form.value)
     assert fuser(model).model is model
+    assert model.graph.metadata_props.pop("source") == "a test"
     fused, report = rmsnorm_deploy.fuse(ir.from_proto(proto), form=form)
     assert ir.to_proto(model) == ir.to_proto(fused)
     assert fuser.report == report

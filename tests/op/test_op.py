@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import re
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -250,6 +252,19 @@ def test_a_node_of_another_domain_or_version_is_refused():
 def test_old_opsets_have_no_body():
     with pytest.raises(ValueError, match="11 or newer"):
         op.function_body(Op.RMS_NORM, 10)
+
+
+def test_schemas_are_registered_once_whoever_asks():
+    code = (
+        "import threading, rmsnorm_deploy as rd\n"
+        "start, failed = threading.Barrier(8), []\n"
+        "threading.excepthook = failed.append\n"
+        "def ask(): start.wait(); rd.register_schemas()\n"
+        "threads = [threading.Thread(target=ask) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert not failed, failed\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_schemas_let_the_checker_and_shape_inference_know_the_ops():
