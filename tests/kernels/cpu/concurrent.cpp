@@ -344,10 +344,10 @@ Node node_of(const CustomOp* op, bool constant) {
 // What a model or its inputs have wrong comes back as a status, and nothing is left behind.
 void fail(const CustomOp* op, const Node& node) {
   KernelInfo info = attributes(op);
-  info.floats.erase("epsilon");
+  info.floats["epsilon"] = -1.0f;
   void* kernel = nullptr;
   Status* status = op->create_kernel_status(op, get_api(18), &info, &kernel);
-  require(status && !kernel, "a missing attribute is taken");
+  require(status && !kernel, "a negative epsilon is taken");
   delete status;
   const Value wrong = tensor({3, 511}, op->get_input_type(op, 0));
   KernelContext context{{&wrong}, std::vector<Value>(2), item_of(op->get_input_type(op, 0))};

@@ -30,7 +30,18 @@ def library(objects, tmp_path_factory):
 
 def outcome(library, *arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, *arguments, SCRIPT],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--noconftest",
+            "-c",
+            os.devnull,
+            f"--rootdir={em.ROOT}",
+            *arguments,
+            SCRIPT,
+        ],
         cwd=em.ROOT,
         env=os.environ | {"RMSNORM_DEPLOY_LIBRARY": str(library.path)},
         capture_output=True,
