@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -47,7 +48,10 @@ def _epsilon(node: ir.Node, default: float) -> float:
         return default
     if attribute.is_ref():
         raise Refusal("epsilon is an attribute of the function that holds it", expected="a constant epsilon")
-    return float(attribute.value)
+    epsilon = float(attribute.value)
+    if not 0.0 <= epsilon < math.inf:
+        raise Refusal("epsilon is negative or not finite", expected="epsilon >= 0", found=f"{epsilon:g}")
+    return epsilon
 
 
 def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.DataType, ir.DataType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -82,7 +83,12 @@ def _before(facts: Facts, node: ir.Node) -> tuple[ir.Value | None, float]:
         # the mean of x^2 + epsilon is the mean square plus epsilon
         for value, other in (node.inputs, node.inputs[::-1]):
             number = None if other is None or other.is_graph_input() else facts.scalar(other)
-            if value is not None and number is not None and number >= 0 and checks.is_small_shape(facts, other, value):
+            if (
+                value is not None
+                and number is not None
+                and 0 <= number < math.inf
+                and checks.is_small_shape(facts, other, value)
+            ):
                 return value, number
     index = next((i for i in range(len(node.inputs)) if checks.passes_unchanged(facts, node, i)), None)
     if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in FLOAT_TYPES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,15 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.op.definition import ATTRIBUTES
+from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
 
 _OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
 """The attributes that GeneralRMSNorm alone has."""
+LEAST_RMS = math.sqrt(FLOAT32.least_normal)
+"""The least RMS that float32 arithmetic measures: the squares of smaller numbers underflow."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +48,15 @@ class State:
     """One value on the way from a reduction to the end of a norm.
 
     With ``S`` the RMS as the operator defines it from ``attributes``, the value is ``factor * S ** power`` up to the
-    stage RMS, and ``factor * x / S * scale + bias`` from NORMALISED on.
+    stage RMS, and ``factor * x / S * scale + bias`` from NORMALISED on. S is never negative, so that the signs of
+    factor and power say whether a value grows with it.
 
     Attributes:
         stage: the furthest stage reached.
         value: where it stands in the graph.
         source: what was squared.
         power: 2 for a mean square, 1 for the RMS, -1 for its inverse, -2 for the inverse mean square.
-        factor: constant factor.
+        factor: constant factor, of either sign.
         attributes: float attributes of the operator that were found in the statistic, such as epsilon, by name.
         restored: the reduced dimensions are there (as 1), so that the value broadcasts against x.
         statistics: types in which the statistic was computed, in order.
@@ -95,6 +100,12 @@ class State:
     def having(self, name: str, value: float) -> State:
         """A copy with this float attribute of the operator."""
         return self.moved(attributes={**self.attributes, name: value})
+
+    @property
+    def least(self) -> float:
+        """No RMS is less."""
+        inside = math.sqrt(self.attribute("epsilon")) + self.attribute("epsilon_outside")
+        return max(inside, self.attribute("rms_floor"))
 
     @property
     def needs_general(self) -> bool:

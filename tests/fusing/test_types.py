@@ -1,0 +1,99 @@
+"""Every combination of types that fusing writes loads and is right, in every onnxruntime, with the library and without."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import rmsnorm_deploy
+from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.run.library import library_path
+from tests.support.judge import units
+from tests.support.older import ROOT, VERSIONS, python_with
+from tests.support.run_files import WAYS
+from tests.support.spellings.graph import NUMPY, B, D, F, Graph, H
+
+SIZE = 16
+TYPES = {"float32": F, "float16": H, "bfloat16": B, "float64": D}
+# what the mean square becomes; what x / that is multiplied by; whether GeneralRMSNorm alone can be it
+STATISTICS = {
+    "epsilon": (lambda g, x: g.op("Sqrt", g.reduce("ReduceMean", x * x, (-1,)) + 1e-3), 1.0),
+    "floor": (lambda g, x: g.op("Clip", g.reduce("ReduceL2", x, (-1,)), g.constant(1e-3, x.dtype)), SIZE**-0.5),
+    "outside": (lambda g, x: g.op("Sqrt", g.reduce("ReduceMean", x * x, (-1,))) + 1e-3, 1.0),
+    "multiple": (lambda g, x: g.op("Sqrt", g.reduce("ReduceSum", x * x, (-1,)) + 1e-3), SIZE**-0.5),
+}
+PARAMETERS = ("none", "narrow", "narrow, widened", "wide")
+
+
+def data(dtype):
+    x = np.random.default_rng(0).standard_normal((3, SIZE)).astype(NUMPY[dtype])
+    x[1] = 0
+    return x
+
+
+def truth_of(x, how, scale, bias):
+    wide = x.astype(np.float64)
+    square = (wide**2).mean(-1, keepdims=True)
+    rms = {
+        "epsilon": lambda: np.sqrt(square + 1e-3),
+        "floor": lambda: np.maximum(np.sqrt(square * SIZE), 1e-3),
+        "outside": lambda: np.sqrt(square) + 1e-3,
+        "multiple": lambda: np.sqrt(square * SIZE + 1e-3),
+    }[how]()
+    return wide / rms * scale + bias
+
+
+def norm(g, x, dtype, how, scale, bias):
+    """One norm, and its scale and bias as numbers."""
+    inner = F if dtype in (H, B) else dtype
+    wide = g.cast(x, inner)
+    y = wide / STATISTICS[how][0](g, wide)
+    values = np.linspace(0.5, 2, SIZE), np.linspace(-1, 1, SIZE)
+
+    def parameter(kind, numbers):
+        if kind == "wide":
+            return g.cast(g.weight(numbers, F), inner), numbers.astype(np.float32)
+        return g.weight(numbers, dtype), numbers.astype(NUMPY[dtype])
+
+    given = []
+    narrow = False
+    for op, kind, numbers in (("Mul", scale, values[0]), ("Add", bias, values[1])):
+        if kind == "none":
+            given.append(np.float64(op == "Mul"))
+            continue
+        value, exact = parameter(kind, numbers)
+        given.append(exact.astype(np.float64))
+        if kind == "narrow" and inner != dtype and not narrow:
+            y, narrow = g.cast(y, dtype), True
+        y = g.op(op, y, value if kind != "narrow, widened" else g.cast(value, inner))
+    return (g.cast(y, dtype) if inner != dtype and not narrow else y), *given
+
+
+def grid(dtype):
+    """The model of all combinations of a type: its one output has them all."""
+    opset = 17
+    g, x_there, truths = Graph(opset), data(dtype), []
+    x, r = (g.input(n, dtype, ["n", SIZE]) for n in "xr")
+    parts = []
+    for how, (_, factor) in STATISTICS.items():
+        general = how in ("floor", "outside")
+        for scale in PARAMETERS:
+            for bias in PARAMETERS if general else ("none",):
+                narrowed = dtype in (H, B) and "narrow" in (scale, bias)
+                # two types in one Mul or Add; bfloat16 arithmetic, which onnxruntime lacks; a factor that is rounded
+                if narrowed and (len({scale, bias} - {"none"}) > 1 or dtype == B or factor != 1):
+                    continue
+                y, *given = norm(g, x, dtype, how, scale, bias)
+                truths.append(truth_of(x_there, how, *given))
+                parts.append(y)
+                if how == "epsilon" and dtype != B:
+                    y, *given = norm(g, x + r, dtype, how, scale, bias)
+                    truths.append(truth_of((x_there + x_there[::-1]).astype(x_there.dtype), how, *given))
+                    parts.append(y)
+    out = D if dtype == D else F
+    y = g.op("Concat", *(p if dtype == out else g.cast(p, out) for p in parts), dtype=out, axis=0)
+    g.output(y, "y", ["rows", SIZE])
+    return g.model(), {"x": x_there, "r": x_there[::-1]}, np.concatenate(truths), len(parts)
