@@ -60,7 +60,9 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     x = candidates[0] if candidates else whole
     scale, bias = (None if v is None else _parameter(facts, v, out_type) for v in (state.scale, state.bias))
     if scale is not None and bias is not None and facts.dtype(scale) != facts.dtype(bias):
-        raise Refusal("bias and scale are of different types")
+        scale, bias = state.scale, state.bias  # as they are applied, both in one type
+        if facts.dtype(scale) != FLOAT or facts.dtype(bias) != FLOAT:
+            raise Refusal("bias and scale are of different types")
     factor = _factor(state, types)
     if factor != 1.0 and out_type in SIXTEEN_BIT:
         if scale_type != FLOAT and not fewer:

@@ -59,12 +59,12 @@ class State:
         factor: constant factor, of either sign.
         attributes: float attributes of the operator that were found in the statistic, such as epsilon, by name.
         restored: the reduced dimensions are there (as 1), so that the value broadcasts against x.
-        statistics: types in which the statistic was computed, in order.
+        statistics: types in which the statistic was computed and to which it was rounded, in order.
         x: the normalised value as it entered the product; None before NORMALISED.
         whole: the norm covers all of ``x`` but the statistic only its leading part.
         scale: the scale, bias: the bias, where taken.
-        roundings: types of the product with 1/rms and of everything after it, in order; "scale" and "bias" mark where
-            those were applied.
+        roundings: types of the product with 1/rms and of everything after it, in order; "scale", "bias" and "factor"
+            (a constant) mark where those were applied.
         same: values on the way that nothing but noise separates from ``value``.
         nodes: the nodes so far. path: labels of the alternatives so far.
     """
