@@ -12,6 +12,7 @@ from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.residual import with_residual
 from rmsnorm_deploy.recognise.rounding import kept_rounding
 from rmsnorm_deploy.recognise.state import State
+from rmsnorm_deploy.recognise.variance import is_centred
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
@@ -33,7 +34,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     whole = state.source.partial_base if state.whole else state.source.base
     assert whole is not None
     assert state.x is not None
-    if checks.is_centred(facts, state.source.base, state.source.axes):
+    if is_centred(facts, state.source.base, state.source.axes):
         raise Refusal(
             "the mean is subtracted first: this is a LayerNormalization",
             expected="an x that is not centred",

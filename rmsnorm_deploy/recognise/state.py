@@ -13,6 +13,7 @@ from rmsnorm_deploy.op.definition import ATTRIBUTES
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
+from rmsnorm_deploy.recognise.sizes import Size
 
 _OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
 """The attributes that GeneralRMSNorm alone has."""
@@ -27,6 +28,7 @@ class Source:
         cast: the value as it was squared.
         axes: the reduced dimensions as the graph has them: all negative, or all not negative.
         size: number of reduced elements.
+        measured: the same as a product of dimensions, where these are unknown; None where even the rank is.
         partial_base: the whole value of which ``base`` is the leading part along the one axis, or None.
         partial_size: length of that part.
     """
@@ -37,6 +39,7 @@ class Source:
     size: Dim
     partial_base: ir.Value | None = None
     partial_size: int | None = None
+    measured: Size | None = None
 
 
 @dataclasses.dataclass(frozen=True)
