@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.recognise.factor import Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import Source
 
@@ -192,6 +193,14 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     Raises:
         Refusal: they are not one contiguous run, or cannot be placed without the rank.
     """
+    try:
+        return _run_of(axes, rank)
+    except Refusal as refusal:
+        refusal.stage = Stage.SQUARE  # what is asked for its axes is a square
+        raise
+
+
+def _run_of(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     if rank is None:
         if any(a >= 0 for a in axes):
             raise Refusal(
@@ -205,6 +214,8 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
         if any(not -rank <= a < rank for a in axes):
             raise Refusal("an axis is outside the value's rank", found=f"axes {sorted(axes)} of rank {rank}")
         ordered = sorted({a % rank for a in axes})
+    if not ordered:
+        raise Refusal("reduces no dimension", expected="at least one axis")
     if ordered != list(range(ordered[0], ordered[-1] + 1)):
         raise Refusal("the axes are not next to each other", expected="one contiguous run", found=f"axes {ordered}")
     if rank is not None and ordered[-1] == rank - 1:

@@ -42,6 +42,12 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             hint="onnxruntime fuses it into LayerNormalization",
             weight=3,
         )
+    if 0 in (_size(facts.shape(state.x), state.source.axes), *(facts.shape(state.scale) or ())):
+        raise Refusal(
+            "normalises a dimension of no elements, which onnxruntime's own norms refuse",
+            expected="at least one feature",
+            weight=3,
+        )
     double = state.statistics[0] == DOUBLE
     if out_type == DOUBLE and not double:
         raise Refusal("float32 statistics become a float64 result", expected="statistics in float64")

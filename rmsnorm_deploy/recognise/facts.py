@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import folding
+from rmsnorm_deploy.recognise.element_types import ElementTypes
 from rmsnorm_deploy.recognise.inference import Inferred, Known, Shape, dim, read_value_info
 from rmsnorm_deploy.recognise.sameness import Sameness
 from rmsnorm_deploy.recognise.sizes import Sizes
@@ -59,13 +60,17 @@ class Facts:
         self._constants: dict[ir.Value, Array | None] = {}
         self._expressions: dict[ir.Value, bool] = {}
         self._sameness = Sameness(self.constant, self.dtype)
+        self._types = ElementTypes(lambda value: self._of(value)[0])
         self.sizes = Sizes(self, _origin)
 
     # -- types and shapes ---------------------------------------------------------------------------------------------
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Element type, or None where it is unknown."""
-        return None if value is None else self._of(value)[0]
+        if value is None:
+            return None
+        stated = self._of(value)[0]
+        return self._types.of(value) if stated is None else stated
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Dimensions, or None where even the rank is unknown."""

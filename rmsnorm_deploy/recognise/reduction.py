@@ -107,12 +107,14 @@ def _float_type(facts: Facts, base: ir.Value) -> ir.DataType:
     """The type of what is squared."""
     dtype = facts.dtype(base)
     if dtype is None:
-        raise Refusal(
+        unknown = Refusal(
             f"the type of '{base.name}' is unknown",
             expected=_FLOATS,
             found="no type in the file, and none could be inferred",
             hint="run onnx.shape_inference.infer_shapes on the model, or export with types",
         )
+        unknown.stage = Stage.SQUARE
+        raise unknown
     if dtype not in FLOAT_TYPES:
         raise Refusal(f"squares '{base.name}' of type {dtype.name}", expected=_FLOATS, found=dtype.name)
     return dtype

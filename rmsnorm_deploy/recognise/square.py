@@ -85,6 +85,6 @@ def _before(facts: Facts, node: ir.Node) -> tuple[ir.Value | None, float]:
             if value is not None and number is not None and number >= 0 and checks.is_small_shape(facts, other, value):
                 return value, number
     index = next((i for i in range(len(node.inputs)) if checks.passes_unchanged(facts, node, i)), None)
-    if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in FLOAT_TYPES:
+    if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in (None, *FLOAT_TYPES):
         index = 0
     return (None if index is None else node.inputs[index]), 0.0
