@@ -1,14 +1,13 @@
 """Norms of which something is unknown: fused where that is proven all the same, and counted in any case."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import rmsnorm_deploy
-from tests.support.graphs import chain, nodes_of, same_results
+from tests.support.graphs import chain, nodes_of
 from tests.support.run import run
-from tests.support.spellings.graph import I64, D, F, Graph, H, V
+from tests.support.spellings.graph import I64, D, F, Graph, H
 
 SHAPE = (2, 3, 8)
 NUMPY = {F: np.float32, H: np.float16, D: np.float64}
