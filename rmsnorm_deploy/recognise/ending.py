@@ -15,6 +15,7 @@ from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.residual import with_residual
 from rmsnorm_deploy.recognise.rounding import kept_rounding
 from rmsnorm_deploy.recognise.state import LEAST_RMS, State
+from rmsnorm_deploy.recognise.variance import is_centred
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
@@ -36,12 +37,18 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     whole = state.source.partial_base if state.whole else state.source.base
     assert whole is not None
     assert state.x is not None
-    if checks.is_centred(facts, state.source.base, state.source.axes):
+    if is_centred(facts, state.source.base, state.source.axes):
         raise Refusal(
             "the mean is subtracted first: this is a LayerNormalization",
             expected="an x that is not centred",
             found="x - mean(x)",
             hint="onnxruntime fuses it into LayerNormalization",
+            weight=3,
+        )
+    if 0 in (_size(facts.shape(state.x), state.source.axes), *(facts.shape(state.scale) or ())):
+        raise Refusal(
+            "normalises a dimension of no elements, which onnxruntime's own norms refuse",
+            expected="at least one feature",
             weight=3,
         )
     double = state.statistics[0] == DOUBLE

@@ -44,7 +44,7 @@ def scale_times_inverse_rms(step: Step) -> State:
     if state.power != -1 or state.scale is not None:
         raise Refusal("is not a scale times the inverse of the RMS")
     scale = step.other
-    if checks.strip(facts, scale) in (state.source.base, state.source.partial_base):
+    if any(facts.same(checks.strip(facts, scale), x) for x in (state.source.base, state.source.partial_base)):
         raise Refusal("is x itself")
     if not state.restored:
         raise Refusal("the reduced dimension is gone (keepdims=0), so the statistic would meet other rows")
@@ -119,16 +119,16 @@ def _numerator(facts: Facts, source: Source, value: ir.Value) -> _Numerator | No
     def is_whole(v: ir.Value) -> bool | None:
         """Whether ``v`` is the whole of a partly measured x; None where it is not x at all."""
         base = checks.strip(facts, v)
-        if base is source.base:
+        if facts.same(base, source.base):
             return False
-        return True if source.partial_base is not None and base is source.partial_base else None
+        return True if facts.same(base, source.partial_base) else None
 
     whole = is_whole(value)
     if whole is not None:
         return _Numerator(value, whole)
     unscaled = _constant_multiple(facts, source)
     inner = checks.strip(facts, value)
-    if unscaled is not None and inner is unscaled[0]:
+    if unscaled is not None and facts.same(inner, unscaled[0]):
         return _Numerator(source.cast, False, ONE / unscaled[1])
     node = inner.producer()
     if not is_op(node, "Mul", "Div") or node is None or len(node.inputs) != 2:

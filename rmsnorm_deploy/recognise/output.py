@@ -53,7 +53,8 @@ def times_scale(step: Step) -> State:
         raise Refusal("has a scale already")
     scale = step.other
     base = checks.strip(facts, scale)
-    if base.producer() in state.nodes or base in (state.source.base, state.source.partial_base):
+    xs = (state.source.base, state.source.partial_base)
+    if base.producer() in state.nodes or any(facts.same(base, x) for x in xs):
         raise Refusal("is multiplied by a value of its own chain", expected="a scale from elsewhere")
     assert state.x is not None
     roundings = _rounded(step, "scale")

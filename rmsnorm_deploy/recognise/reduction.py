@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
@@ -13,10 +12,10 @@ from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute
-from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.sizes import Size, product
 from rmsnorm_deploy.recognise.square import Square, square_in_front
 from rmsnorm_deploy.recognise.state import LEAST_RMS, Source, State
 
@@ -74,13 +73,15 @@ def open_candidate(facts: Facts, node: ir.Node) -> State:
     base = checks.strip(facts, square.value)
     dtype = _float_type(facts, base)
     part = leading_part(facts, base, reduced.axes)
+    measured = _measured(facts, square.value, reduced.axes)
     source = Source(
         base,
         square.value,
         reduced.axes,
-        _measured_size(facts, square.value, reduced.axes),
+        None if measured is None else measured.dim,
         None if part is None else checks.strip(facts, part[0]),
         None if part is None else part[1],
+        measured,
     )
     types = [facts.dtype(n.outputs[0]) for n in (*square.nodes, node)]
     normalised = opening.stage is Stage.NORMALISED
@@ -121,25 +122,25 @@ def _float_type(facts: Facts, base: ir.Value) -> ir.DataType:
     """The type of what is squared."""
     dtype = facts.dtype(base)
     if dtype is None:
-        raise Refusal(
+        unknown = Refusal(
             f"the type of '{base.name}' is unknown",
             expected=_FLOATS,
             found="no type in the file, and none could be inferred",
             hint="run onnx.shape_inference.infer_shapes on the model, or export with types",
         )
+        unknown.stage = Stage.SQUARE
+        raise unknown
     if dtype not in FLOAT_TYPES:
         raise Refusal(f"squares '{base.name}' of type {dtype.name}", expected=_FLOATS, found=dtype.name)
     return dtype
 
 
-def _measured_size(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Dim:
-    shape = facts.shape(value)
-    if shape is None or any(not -len(shape) <= a < len(shape) for a in axes):
+def _measured(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Size | None:
+    """The number of reduced elements."""
+    try:
+        return product(facts.sizes.of_axis(value, a) for a in axes)
+    except IndexError:
         return None
-    dims = [shape[a] for a in axes]
-    if len(dims) == 1:
-        return dims[0]
-    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,8 +191,8 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     equation = str(attribute.value).replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    bases = {checks.strip(facts, v) for v in node.inputs if v is not None}
-    if not arrow or len(terms) != 2 or terms[0] != terms[1] or len(bases) != 1:
+    bases = [checks.strip(facts, v) for v in node.inputs if v is not None]
+    if not arrow or len(terms) != 2 or terms[0] != terms[1] or not facts.same(*bases):
         raise Refusal("is not a product of a value with itself", expected="'...i,...i->...'", found=equation)
     term = terms[0]
     letters = term.replace("...", "")

@@ -62,7 +62,7 @@ def squared_by(facts: Facts, node: ir.Node) -> Square | None:
         if inner is not None and is_op(inner, "Abs") and inner.inputs[0] is not None:  # |x|^2 is x^2
             return Square(inner.inputs[0], (inner, node), "Abs > Pow(x,2)")
         return Square(left, (node,), "Pow(x,2)")
-    if is_op(node, "Mul") and right is not None and checks.strip(facts, left) is checks.strip(facts, right):
+    if is_op(node, "Mul") and right is not None and facts.same(checks.strip(facts, left), checks.strip(facts, right)):
         return Square(left, (node,), "Mul(x,x)")
     return None
 
@@ -91,6 +91,6 @@ def _before(facts: Facts, node: ir.Node) -> tuple[ir.Value | None, float]:
             ):
                 return value, number
     index = next((i for i in range(len(node.inputs)) if checks.passes_unchanged(facts, node, i)), None)
-    if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in FLOAT_TYPES:
+    if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in (None, *FLOAT_TYPES):
         index = 0
     return (None if index is None else node.inputs[index]), 0.0

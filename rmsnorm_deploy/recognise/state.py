@@ -15,6 +15,7 @@ from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
+from rmsnorm_deploy.recognise.sizes import Size
 
 _OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
 """The attributes that GeneralRMSNorm alone has."""
@@ -31,6 +32,7 @@ class Source:
         cast: the value as it was squared.
         axes: the reduced dimensions as the graph has them: all negative, or all not negative.
         size: number of reduced elements.
+        measured: the same as a product of dimensions, where these are unknown; None where even the rank is.
         partial_base: the whole value of which ``base`` is the leading part along the one axis, or None.
         partial_size: length of that part.
     """
@@ -41,6 +43,7 @@ class Source:
     size: Dim
     partial_base: ir.Value | None = None
     partial_size: int | None = None
+    measured: Size | None = None
 
 
 @dataclasses.dataclass(frozen=True)
