@@ -16,7 +16,7 @@ from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.sizes import Size, product
-from rmsnorm_deploy.recognise.square import Square, square_in_front
+from rmsnorm_deploy.recognise.square import Square, square_in_front, square_of
 from rmsnorm_deploy.recognise.state import LEAST_RMS, Source, State
 
 _FLOATS = "float32, float16, bfloat16 or float64"
@@ -95,7 +95,7 @@ def open_candidate(facts: Facts, node: ir.Node) -> State:
         statistics=(facts.dtype(value) or dtype, *(t for t in types if t is not None and t in FLOAT_TYPES)),
         x=square.value if normalised else None,
         roundings=tuple(t for t in types if t is not None) if normalised else (),
-        nodes=(*square.nodes, node),
+        nodes=(*square.signs, *square.nodes, node),
         path=reduced.path,
     )
     if square.epsilon:
@@ -162,7 +162,9 @@ def sum_of_square(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
 
 def squares_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """The operator squares what it gets."""
-    return _reduced(facts, node, Square(value, (), node.op_type), (node.op_type,))
+    square = square_of(facts, value, value, (), node.op_type)
+    assert square is not None
+    return _reduced(facts, node, square, (square.label,))
 
 
 def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...]) -> Reduced:
@@ -191,8 +193,8 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     equation = str(attribute.value).replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    bases = [checks.strip(facts, v) for v in node.inputs if v is not None]
-    if not arrow or len(terms) != 2 or terms[0] != terms[1] or not facts.same(*bases):
+    square = square_of(facts, value, node.inputs[1] or value, (), node.op_type)
+    if not arrow or len(terms) != 2 or terms[0] != terms[1] or square is None:
         raise Refusal("is not a product of a value with itself", expected="'...i,...i->...'", found=equation)
     term = terms[0]
     letters = term.replace("...", "")
@@ -208,7 +210,7 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     rank = facts.rank(value)
     if rank is None and "." not in flat:
         rank = len(flat)
-    return Reduced(Square(value, (), node.op_type), checks.canonical_axes(positions, rank), False, (node.op_type,))
+    return Reduced(square, checks.canonical_axes(positions, rank), False, (square.label,))
 
 
 _SUM = Factor(1.0, 1.0)
