@@ -21,8 +21,17 @@ def kept_rounding(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir
     """
     types = [t for t in state.roundings if isinstance(t, ir.DataType)]
     narrow = {t for t in types if t in SIXTEEN_BIT}
-    # a product in 16 bits has a factor in 16 bits: the inverse of the RMS, or x times a scale
-    coarse = types[0] in SIXTEEN_BIT or any(t in SIXTEEN_BIT for t in state.statistics)
+    coarse = any(t in SIXTEEN_BIT for t in state.statistics)
+    casts = [(t, power) for t, power in state.casts if t in SIXTEEN_BIT]
+    if types[0] in SIXTEEN_BIT and not coarse and [power for _, power in casts] == [-1]:
+        # DeepSeek-V4 and timm ask for this one rounding; without it one element in five would have other bits
+        raise Refusal(
+            f"the inverse of the RMS is rounded to {types[0].name} on purpose: nothing before it is",
+            expected="a product with the inverse as it was computed",
+            found=f"a Cast to {casts[0][0].name} in front of the product",
+        )
+    # a product in 16 bits has a factor in 16 bits: the RMS or its inverse, or x times a scale
+    coarse = coarse or types[0] in SIXTEEN_BIT or bool(casts)
     if out_type not in SIXTEEN_BIT:
         if narrow:
             raise Refusal("is rounded to 16 bits on the way to a wider type", expected="no narrowing before the end")

@@ -62,7 +62,8 @@ class State:
         factor: constant factor, of either sign.
         attributes: float attributes of the operator that were found in the statistic, such as epsilon, by name.
         restored: the reduced dimensions are there (as 1), so that the value broadcasts against x.
-        statistics: types in which the statistic was computed and to which it was rounded, in order.
+        statistics: types in which the statistic was computed up to the reduction, in order.
+        casts: types to which it was cast behind that, each with the power that it had there.
         x: the normalised value as it entered the product; None before NORMALISED.
         whole: the norm covers all of ``x`` but the statistic only its leading part.
         scale: the scale, bias: the bias, where taken.
@@ -80,6 +81,7 @@ class State:
     attributes: Mapping[str, float] = dataclasses.field(default_factory=dict)
     restored: bool = True
     statistics: tuple[ir.DataType, ...] = ()
+    casts: tuple[tuple[ir.DataType, int], ...] = ()
     x: ir.Value | None = None
     whole: bool = False
     scale: ir.Value | None = None

@@ -215,7 +215,7 @@ def cast(step: Step) -> State:
     dtype = step.facts.dtype(step.output)
     if step.index != 0 or dtype is None or dtype not in FLOAT_TYPES:
         raise Refusal("casts the statistic to something that is not a float")
-    return step.state.moved(statistics=(*step.state.statistics, dtype))
+    return step.state.moved(casts=(*step.state.casts, (dtype, step.state.power)))
 
 
 ALTERNATIVES = (

@@ -76,15 +76,22 @@ def rounded(g, value, dtype):
 # how x, its root and the scale meet: (graph, x in 16 bits, x in float32, its mean square, scale in 16 bits) -> y
 COARSE = {
     "root": lambda g, x, f, m, w: x / rounded(g, g.op("Sqrt", m + 1e-3), x.dtype) * w,
-    "inverse": lambda g, x, f, m, w: x * rounded(g, 1.0 / g.op("Sqrt", m + 1e-3), x.dtype) * w,
-    "inverse, no scale": lambda g, x, f, m, w: x * rounded(g, 1.0 / g.op("Sqrt", m + 1e-3), x.dtype),
+    "root, no scale": lambda g, x, f, m, w: x / rounded(g, g.op("Sqrt", m + 1e-3), x.dtype),
+    "root, then inverse": lambda g, x, f, m, w: x * (1.0 / rounded(g, g.op("Sqrt", m + 1e-3), x.dtype)) * w,
+    "root, then reciprocal": lambda g, x, f, m, w: (
+        w * (x * g.op("Reciprocal", rounded(g, g.op("Sqrt", m + 1e-3), x.dtype)))
+    ),
+    "inverse mean": lambda g, x, f, m, w: x * g.op("Sqrt", rounded(g, 1.0 / (m + 1e-3), x.dtype)) * w,
+    "inverse, widened, no scale": lambda g, x, f, m, w: g.cast(
+        f * g.cast(rounded(g, 1.0 / g.op("Sqrt", m + 1e-3), x.dtype), F), x.dtype
+    ),
     "inverse, widened": lambda g, x, f, m, w: g.cast(
         f * g.cast(rounded(g, 1.0 / g.op("Sqrt", m + 1e-3), x.dtype), F) * g.cast(w, F), x.dtype
     ),
     "mean": lambda g, x, f, m, w: x / g.op("Sqrt", rounded(g, m, x.dtype) + 1e-3) * w,
     "x times scale": lambda g, x, f, m, w: g.cast(g.cast(x * w, F) / g.op("Sqrt", m + 1e-3), x.dtype),
     "x times scale, rounded root": lambda g, x, f, m, w: (x * w) / rounded(g, g.op("Sqrt", m + 1e-3), x.dtype),
-    "scale times inverse": lambda g, x, f, m, w: x * (w * rounded(g, 1.0 / g.op("Sqrt", m + 1e-3), x.dtype)),
+    "scale times inverse": lambda g, x, f, m, w: x * (w * (1.0 / rounded(g, g.op("Sqrt", m + 1e-3), x.dtype))),
 }
 
 
@@ -101,6 +108,19 @@ def test_what_was_rounded_before_the_product_is_rounded_less_often(how, dtype):
     assert nodes_of(fused, "") == ["Cast"]
     scale = 1.0 if how.endswith("no scale") else SCALE.astype(NUMPY[dtype]).astype(np.float64)
     judged(fused, x_of(dtype), truth_of(x_of(dtype), scale))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", [H, B], ids=["float16", "bfloat16"])
+def test_an_inverse_that_is_rounded_on_purpose_stays(dtype, scaled):
+    g = Graph(17)
+    x = g.input("x", dtype, SHAPE)
+    f = g.cast(x, F)
+    y = x * g.cast(1.0 / g.op("Sqrt", g.reduce("ReduceMean", f * f, (-1,)) + 1e-3), dtype)
+    g.output(y * g.weight(SCALE, dtype) if scaled else y, "y", SHAPE)
+    report = rmsnorm_deploy.explain(g.model())
+    assert not report.fused
+    assert "on purpose" in report.near_misses[0].reason
 
 
 F32, F16, BF16 = (ir.DataType(t) for t in (F, H, B))
@@ -137,13 +157,14 @@ def test_an_order_of_roundings_is_kept_or_refused_in_words_that_fit(order, param
     state = SimpleNamespace(
         roundings=order,
         statistics=(F32, F32),
+        casts=((F16, 1),) if order[0] == F16 else (),
         scale=value if "scale" in order else None,
         bias=value if "bias" in order else None,
     )
     facts, out = SimpleNamespace(dtype=lambda v: v.dtype), [t for t in order if not isinstance(t, str)][-1]
     if not isinstance(wanted, str):
         assert kept_rounding(facts, state, out) == wanted
-        state.statistics = (F32, F16)
+        state.casts = ((F16, 1), (F32, 1))
         assert kept_rounding(facts, state, out)[1]
         return
     with pytest.raises(Refusal, match=wanted) as caught:
