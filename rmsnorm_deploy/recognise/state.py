@@ -19,8 +19,8 @@ from rmsnorm_deploy.recognise.sizes import Size
 
 _OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
 """The attributes that GeneralRMSNorm alone has."""
-LEAST_RMS = math.sqrt(FLOAT32.least_normal)
-"""The least RMS that float32 arithmetic measures: the squares of smaller numbers underflow."""
+LEAST_RMS = math.sqrt(FLOAT32.smallest * 2**11)
+"""The least RMS that float32 arithmetic measures: below it, a mean square has fewer than 12 bits, and soon none."""
 
 
 @dataclasses.dataclass(frozen=True)

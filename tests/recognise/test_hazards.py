@@ -535,11 +535,13 @@ def test_41_rows_divided_by_their_norm_have_length_one_or_are_zero(dtype, size, 
     got = [np.asarray(y if axis == -1 else y.T, np.float64) for y in got]
     for y in got:
         length = np.linalg.norm(y, axis=-1)
-        measurable = (x.astype(np.float64) ** 2).mean(-1) >= np.finfo(x.dtype).tiny
-        np.testing.assert_allclose(length[measurable], 1, rtol=1e-5)
-        assert (length[~measurable] < 1.1).all()
+        mean = (x.astype(np.float64) ** 2).mean(-1)
+        np.testing.assert_allclose(length[mean >= np.finfo(x.dtype).tiny], 1, rtol=1e-5)
+        # squares lose bits there, one after the other
+        np.testing.assert_allclose(length[mean >= 2.0**11 * np.finfo(x.dtype).smallest_subnormal], 1, rtol=5e-4)
+        assert (length < 1.001).all()
         assert length[-1] == 0
-        np.testing.assert_allclose(y, got[0], atol=1e-6)
+        np.testing.assert_allclose(y, got[0], atol=5e-4)
 
 
 @pytest.mark.parametrize("to", [H, B])
@@ -566,7 +568,7 @@ def test_41_float32_rows_divided_by_their_norm_in_float64():
         np.testing.assert_allclose(length, [1, 1, 1, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize(("floor", "fuses"), [(1e-12, True), (1e-18, True), (1e-20, False), (1e-38, False)])
+@pytest.mark.parametrize(("floor", "fuses"), [(1e-12, True), (1e-20, True), (1e-22, False), (1e-38, False)])
 @pytest.mark.parametrize("how", ["clip l2", "max root", "min inverse", "outside"])
 def test_42_a_least_rms_below_which_squares_underflow_stays(how, floor, fuses):
     g = Graph()
@@ -582,8 +584,10 @@ def test_42_a_least_rms_below_which_squares_underflow_stays(how, floor, fuses):
     model, fused, report = fuse_of(g, root)
     assert bool(report.fused) == fuses
     assert fuses or "underflow" in report.near_misses[0].reason
-    sizes = np.array([1, 1e-18, 1e-20])[:, None]
-    same_results(model, fused, {"x": (rows(SHAPE, np.float32) * sizes).astype(np.float32)}, slack=32)
+    sizes = np.array([1, 1e-17, 1e-18])[:, None]
+    same_results(
+        model, fused, {"x": (rows(SHAPE, np.float32) * sizes).astype(np.float32)}, slack=32 if floor > 1e-18 else 2**13
+    )
 
 
 def test_43_no_features_are_no_reason_to_fail():

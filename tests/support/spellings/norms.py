@@ -236,7 +236,7 @@ def build(s: Spelling) -> Built:
     inverse_from = None
     if what == "normalised":
         assert s.inside == "none"
-        floor = 2.0**-63  # a row of zeros stays one; the squares of smaller numbers underflow
+        floor = 2.0**-69  # a row of zeros stays one; the squares of smaller numbers underflow
     elif what == "l2":
         # the norm is sqrt(n) times the RMS
         assert s.inside == "none"
