@@ -155,6 +155,10 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     x_type, scale_dtype = _types(facts, node, scale)
     if x_type == ir.DataType.DOUBLE:
         raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
+    if scale_dtype not in (x_type, ir.DataType.FLOAT):
+        raise Refusal(
+            f"its scale is of type {scale_dtype.name}", expected=f"{x_type.name} or FLOAT", found=scale_dtype.name
+        )
     total = node.outputs[3] if len(node.outputs) > 3 else None
     parameters = NormParameters(op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(node, _RESIDUAL_EPSILON))
     shape = facts.shape(x)

@@ -12,6 +12,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.library import library_path
 from tests.support.judge import units
 from tests.support.older import ROOT, VERSIONS, python_with
+from tests.support.run import run
 from tests.support.run_files import WAYS
 from tests.support.spellings.graph import NUMPY, B, D, F, Graph, H
 
@@ -141,3 +142,34 @@ def test_every_combination_loads_and_is_right(files, tmp_path, runtime):
             slack = 8 if TYPES[name] == F else 3
             assert units(got, truth) <= slack or TYPES[name] == D, (name, way)
             np.testing.assert_allclose(made[way], truth, atol=1e-6 if TYPES[name] in (F, D) else 0.04)
+
+
+@pytest.mark.parametrize("x", TYPES)
+@pytest.mark.parametrize("scale", TYPES)
+@pytest.mark.parametrize(
+    "operator", ["RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"]
+)
+def test_operators_of_two_types_become_what_loads_or_stay(operator, x, scale):
+    g, x_type, scale_type = Graph(23), TYPES[x], TYPES[scale]
+    skip = operator.startswith("Skip")
+    inputs = [g.input(n, x_type, ["n", SIZE]) for n in ("xr" if skip else "x")]
+    w = np.linspace(0.5, 2, SIZE)
+    attributes = {"domain": "com.microsoft"} if skip else {"axis": -1}
+    dtype = x_type if skip else scale_type
+    g.output(
+        g.op(operator, *inputs, g.weight(w, scale_type), dtype=dtype, epsilon=1e-3, **attributes), "y", ["n", SIZE]
+    )
+    model = g.model(extra_opsets=[onnx.helper.make_opsetid("com.microsoft", 1)])
+    fused, report = rmsnorm_deploy.fuse(model)
+    fits = x_type != D and scale_type in (x_type, F) if skip else scale_type != D or x_type == D
+    assert bool(report.fused) == fits
+    if not report.fused:
+        assert fused.SerializeToString() == model.SerializeToString()
+        return
+    there = data(x_type)
+    feeds = {"x": there, "r": there} if skip else {"x": there}
+    total = (there + there if skip else there).astype(np.float64)
+    truth = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3) * w.astype(NUMPY[scale_type]).astype(np.float64)
+    for hook in (None, rmsnorm_deploy.register):
+        got = run(fused, feeds, True, hook)[0].astype(np.float64)
+        np.testing.assert_allclose(got, truth, rtol=2e-2 if {x_type, scale_type} & {H, B} else 1e-6, atol=1e-6)
