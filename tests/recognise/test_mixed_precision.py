@@ -58,7 +58,8 @@ def test_any_steps_may_be_left_in_float32(end):
     sets = [s for k in range(len(names)) for s in itertools.combinations(names, k)]
     for i, left in enumerate(sets):
         copy = onnx.ModelProto.FromString(before.SerializeToString())
-        narrow = convert_float_to_float16(copy, op_block_list=[], node_block_list=list(left), keep_io_types=i % 2 == 0)
+        options = {"keep_io_types": i % 2 == 0, "disable_shape_infer": True}  # else it leaves files behind
+        narrow = convert_float_to_float16(copy, op_block_list=[], node_block_list=list(left), **options)
         fused, report = rmsnorm_deploy.fuse(narrow)
         assert len(report.fused) == 1, (left, report.missed)
         rounding.add(report.fused[0].rounding)
