@@ -113,8 +113,8 @@ class FusionReport:
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
-        """The misses that got as far as a square: those that a user may have expected to be fused."""
-        return tuple(m for m in self.missed if m.stage >= Stage.SQUARE)
+        """The misses that a user may have expected to be fused: all that got as far as a square, variances excepted."""
+        return tuple(m for m in self.missed if m.stage >= Stage.SQUARE and not m.other)
 
     @property
     def _nothing(self) -> str:

@@ -19,6 +19,7 @@ from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import Step
+from rmsnorm_deploy.recognise.variance import is_variance
 
 _MAX_NODES = 200
 """Longest chain of nodes after a reduction; a guard against degenerate graphs."""
@@ -205,5 +206,12 @@ class _Candidate:
             return Miss(self.site, self.stage, "no node that could be part of a norm uses its value", self.site.node)
         _, refusal, node = self.furthest
         return Miss(
-            self.site, self.stage, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint
+            self.site,
+            self.stage,
+            refusal.reason,
+            node_name(node),
+            refusal.expected,
+            refusal.found,
+            refusal.hint,
+            other=self.stage >= Stage.SQUARE and is_variance(self.facts, self.node),
         )

@@ -186,6 +186,9 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
                 same[node.output[3]] = node.output[0]
         elif node.op_type in _LIKE_FIRST:
             inputs, kind = [node.input[0]], "Identity"
+        elif node.op_type == "FusedMatMul":
+            if not any(a.i for a in node.attribute if a.name.startswith("trans")):
+                inputs, kind = list(node.input[:2]), "MatMul"
         elif node.op_type == "MatMulNBits" and len(node.input) > 2:
             types = {t.name: t.data_type for t in graph.initializer}
             sizes = {a.name: a.i for a in node.attribute}
