@@ -14,15 +14,23 @@ MIN_OPSET = 11
 """Oldest ai.onnx opset in which the function bodies can be written."""
 MIN_IR_VERSION = 8
 """Oldest IR version that has model-local functions."""
+_CAST_LIKE = 15
+"""The opset in which CastLike came."""
 _KINDS = {a.name: a.kind for a in ATTRIBUTES}
 
 
 class _Body:
     """Collects the nodes of one function body; every method returns the name of the value it made."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, like_x: bool) -> None:
         self.nodes: list[NodeProto] = []
         self.opset = opset
+        self.like_x = like_x
+
+    def _append(self, node: NodeProto) -> None:
+        """Every node has a name: compilers that inline a function make the names of its nodes from them."""
+        node.name = f"{node.op_type}_{len(self.nodes)}"
+        self.nodes.append(node)
 
     def add(self, op_type: str, inputs: Sequence[str], output: str = "", **references: str) -> str:
         """A node whose attributes are references to the function's: ``to="stash_type"``."""
@@ -30,10 +38,13 @@ class _Body:
         node = helper.make_node(op_type, list(inputs), [output])
         for name, reference in references.items():
             node.attribute.append(AttributeProto(name=name, ref_attr_name=reference, type=_KINDS[reference]))
-        self.nodes.append(node)
+        self._append(node)
         return output
 
     def cast(self, value: str, to: str, output: str = "") -> str:
+        """``value`` in the type ``to``; what is to have X's type gets it from X, whatever a tool has made of that."""
+        if to == "output_type" and self.like_x:
+            return self.add("CastLike", [value, "X"], output)
         return self.add("Cast", [value], output, to=to)
 
     def rounded(self, value: str, to: str) -> str:
@@ -42,7 +53,7 @@ class _Body:
 
     def constant(self, value: object) -> str:
         output = f"constant_{len(self.nodes)}"
-        self.nodes.append(helper.make_node("Constant", [], [output], value=value))
+        self._append(helper.make_node("Constant", [], [output], value=value))
         return output
 
     def float_attribute(self, name: str) -> str:
@@ -76,7 +87,11 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
 
     The spelling is the one that onnxruntime's own optimizer fuses where the meaning allows: Cast, Pow, ReduceMean, Add,
     Sqrt, Div, Mul. All arithmetic is in ``stash_type``; 16-bit types occur only in Casts, since onnxruntime lacks
-    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators.
+    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators. From opset 15 on, the type of
+    the result is X's and not the attribute ``output_type``, which converters of types leave behind.
+
+    Attributes are referred to and never written into the body, though some tools (pnnx) do not resolve references:
+    one body means the same in every model, so tools that put models together may keep any one of two.
 
     Args:
         op: which operator.
@@ -90,14 +105,14 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
     if opset < MIN_OPSET:
         raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
     copy = FunctionProto()
-    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version)))
+    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version), opset >= _CAST_LIKE))
     return copy
 
 
 @functools.lru_cache
-def _function_body(op: Op, opset: int, attributes: tuple[str, ...]) -> FunctionProto:
+def _function_body(op: Op, opset: int, attributes: tuple[str, ...], like_x: bool) -> FunctionProto:
     """The body itself, made once; nobody else may change it."""
-    body = _Body(opset)
+    body = _Body(opset, like_x)
     if "residual" in op.inputs:
         x, residual = body.cast("X", "stash_type"), body.cast("residual", "stash_type")
         total = body.add("Add", [x, residual])
