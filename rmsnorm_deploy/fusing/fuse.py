@@ -12,6 +12,7 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named, writer_of
 from rmsnorm_deploy.fusing.guard import model_errors
+from rmsnorm_deploy.fusing.mending import mend
 from rmsnorm_deploy.fusing.plan import planned
 from rmsnorm_deploy.fusing.report import FusionReport
 from rmsnorm_deploy.model.load import load_proto, to_ir
@@ -88,7 +89,7 @@ def _fuse_ir(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, Fusi
             f"the model cannot be copied: {error}",
             "onnx_ir has no sparse initializers; pass the path or the onnx.ModelProto.",
         ) from error
-    plan = planned(copy, form)
+    plan = planned(copy, form, mended=mend(copy))
     if dry_run:
         return model, plan.report()
     report = plan.report(apply(plan).fused)
@@ -106,18 +107,20 @@ def _fuse_proto(
         declared = list(proto.graph.value_info)
         del proto.graph.value_info[:]
     model = to_ir(proto, path)
-    plan = planned(model, form, proto, declared)
+    before = tuple(model.graph)
+    mended = mend(model, declared)
+    # inference reads the proto, which is as it was
+    plan = planned(model, form, None if mended else proto, declared, mended)
     proto.graph.value_info.extend(declared)
     if dry_run:
         return _own(proto, path), plan.report()
-    before = tuple(model.graph)
     changes = apply(plan)
     report = plan.report(changes.fused)
     if plan.model is not model:  # onnx's converter has rewritten every node
         return ir.to_proto(plan.model), report
     result = _own(proto, path)
-    if changes.fused:
-        splice(result, model, before, set(changes.touched), changes.functions, changes.bodies)
+    if changes:
+        splice(result, model, before, set(changes.touched), changes.functions, changes.bodies, changes.renamed)
     return result, report
 
 

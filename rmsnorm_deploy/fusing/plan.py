@@ -12,6 +12,8 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
+from rmsnorm_deploy.fusing.inlined import taken_names
+from rmsnorm_deploy.fusing.mending import Mended
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
@@ -36,6 +38,8 @@ class Plan:
         given_opset: the ai.onnx opset of the model that was given.
         opset: the one that the fused model has.
         ops: number of nodes by operator in the model that was given.
+        mended: what was put right in it beforehand.
+        taken: number of names in it that onnxruntime would give again when it inlines functions.
     """
 
     model: ir.Model
@@ -48,6 +52,21 @@ class Plan:
     given_opset: int
     opset: int
     ops: dict[str, int]
+    mended: Mended
+    taken: int
+
+    @property
+    def repaired(self) -> tuple[str, ...]:
+        """What is put right besides."""
+        if not self.taken or not self.has_functions:
+            return self.mended.repaired
+        names = "1 name" if self.taken == 1 else f"{self.taken} names"
+        return (*self.mended.repaired, f"{names} that onnxruntime would give again when it inlines function bodies")
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the fused model has local functions."""
+        return bool(self.model.functions) or any(needs.bodies for needs in self.needs)
 
     @property
     def writer(self) -> OutputForm:
@@ -67,7 +86,7 @@ class Plan:
         """
         done = fused is not None
         already = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
-        warnings = []
+        warnings = list(self.mended.warnings)
         if already and self.form is not Form(DEFAULT):
             warnings.append(
                 f"{already} norms are in the form '{DEFAULT}' already and stay so; for the form '{self.form.value}' "
@@ -86,6 +105,7 @@ class Plan:
             opset=self.opset if done else self.given_opset,
             form=self.form.value,
             already=already,
+            repaired=self.repaired,
         )
 
 
@@ -94,6 +114,7 @@ def planned(
     form: Form,
     proto: onnx.ModelProto | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
+    mended: Mended | None = None,
 ) -> Plan:
     """What fusing ``model`` in ``form`` would do.
 
@@ -102,10 +123,10 @@ def planned(
         form: what the norms are to be written as.
         proto: the same model as a proto, where the caller has one; it is not changed.
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
+        mended: what was put right in ``model`` beforehand.
 
     Raises:
-        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model has norms of
-            ours in a version that this release does not know.
+        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised.
     """
     writer, opset, graphs = writer_of(form), opset_of(model), scopes(model)
     ops, given, cannot = count_ops(graphs), (model, graphs), ""
@@ -117,10 +138,6 @@ def planned(
         except ValueError as error:
             cannot = str(error)
     now = opset_of(model)
-    try:
-        version_of(model.opset_imports)
-    except ValueError as error:
-        raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
     matches, misses = recognise(model, proto, graphs, declared)
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
@@ -152,6 +169,8 @@ def planned(
         given_opset=opset,
         opset=now,
         ops=ops,
+        mended=mended or Mended(),
+        taken=taken_names(graphs),
     )
 
 

@@ -100,6 +100,8 @@ class FusionReport:
         opset: the ai.onnx opset of the model that was returned; after a dry run, of the model as it is.
         form: the form in which the norms were written.
         already: number of our own nodes that the model had before.
+        repaired: what tools had done to those nodes and was put right, such as "bodies of 9 norms"; after a dry run,
+            what would be.
     """
 
     fused: tuple[FusedNorm, ...]
@@ -110,6 +112,7 @@ class FusionReport:
     opset: int = 0
     form: str = "plugin"
     already: int = 0
+    repaired: tuple[str, ...] = ()
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
@@ -125,7 +128,8 @@ class FusionReport:
         total = len(self.fused) + len(self.near_misses)
         text = f"fused {len(self.fused)} of {total}" if total else self._nothing
         near = len(self.near_misses)
-        return text + (f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else "")
+        text += f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else ""
+        return text + (f"; repaired: {', '.join(self.repaired)}" if self.repaired else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""
@@ -148,6 +152,7 @@ class FusionReport:
             "opset": self.opset,
             "form": self.form,
             "already_fused": self.already,
+            "repaired": list(self.repaired),
             "fused": [dataclasses.asdict(f) for f in self.fused],
             "missed": [miss(m) for m in self.missed],
             "ops_before": self.ops_before,

@@ -77,13 +77,18 @@ def version_of(imports: Mapping[str, int], node: Mapping[str, Any] | None = None
     return version
 
 
+def is_known(version: int) -> bool:
+    """Whether this release knows a version."""
+    return version in [v.number for v in VERSIONS]
+
+
 def check(version: int) -> None:
     """Refuse a version that this release does not know.
 
     Raises:
         ValueError: it does not know it.
     """
-    if version not in [v.number for v in VERSIONS]:
+    if not is_known(version):
         known = ", ".join(str(v.number) for v in VERSIONS)
         raise ValueError(f"version {version} of the domain {DOMAIN} is unknown to this release, which knows {known}")
 
