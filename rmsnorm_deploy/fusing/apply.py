@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.draft import Draft
-from rmsnorm_deploy.fusing.inlined import free_names
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
 from rmsnorm_deploy.fusing.report import FusedNorm
@@ -49,14 +48,8 @@ class Changes:
 def apply(plan: Plan) -> Changes:
     """Write the norms of ``plan`` into its model, in place. What was mended before counts as changed, too."""
     touched, mended = Touched(plan.scopes), plan.mended
-    renamed = free_names(plan.scopes, touched) if plan.has_functions else {}
     if not plan.matches:
-        return Changes(
-            touched=mended.touched | touched.nodes,
-            functions=mended.functions,
-            bodies=mended.bodies,
-            renamed=renamed,
-        )
+        return Changes((), mended.touched, mended.functions, mended.bodies, mended.renamed)
     if plan.opset != plan.given_opset:
         name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
         plan.model.opset_imports[name] = plan.opset
@@ -81,7 +74,7 @@ def apply(plan: Plan) -> Changes:
         mended.touched | touched.nodes,
         mended.functions | touched.functions | frozenset(function for _, function in bodies),
         (*mended.bodies, *(body for body, _ in bodies)),
-        renamed,
+        mended.renamed,
     )
 
 

@@ -110,7 +110,7 @@ def _fuse_proto(
     before = tuple(model.graph)
     mended = mend(model, declared)
     # inference reads the proto, which is as it was
-    plan = planned(model, form, None if mended else proto, declared, mended)
+    plan = planned(model, form, None if mended else proto, mended.declared, mended)
     proto.graph.value_info.extend(declared)
     if dry_run:
         return _own(proto, path), plan.report()

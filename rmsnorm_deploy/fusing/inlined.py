@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -17,42 +17,35 @@ def lost_norms(graphs: Iterable[Scope]) -> int:
     return inlined_norms(v.name or "" for v in _values(graphs))
 
 
-def taken_names(graphs: Iterable[Scope]) -> int:
-    """How many values and nodes have a name that onnxruntime may give to another one when it inlines a function."""
-    graphs = list(graphs)
-    nodes = (n for g in graphs if isinstance(g.root, ir.Graph) for n in g.nodes)
-    return len(_renamed_values(graphs)) + sum((n.name or "").startswith(INLINED) for n in nodes)
-
-
-def free_names(graphs: Iterable[Scope], touched: Touched) -> dict[str, str]:
+def free_names(graphs: Sequence[Scope], touched: Touched) -> dict[str, str]:
     """Give other names to what onnxruntime has inlined: it does not look whether a name is taken when it inlines again.
 
-    The session would fail with "Duplicate definition of name". Outputs of the model keep their names.
+    The session would fail with "Duplicate definition of name". It also gives one name to values of several subgraphs,
+    which shape inference confuses. Inputs and outputs of the model keep their names.
 
     Args:
         graphs: every graph of the model, which is changed.
         touched: takes note of the changes.
 
     Returns:
-        The new names of values, by the old ones.
+        The new names of values of the main graph, by the old ones.
     """
-    graphs = list(graphs)
-    values = _renamed_values(graphs)
-    nodes = [n for g in graphs if isinstance(g.root, ir.Graph) for n in g.nodes if (n.name or "").startswith(INLINED)]
+    main = next(g.graph for g in graphs if g.holder is None and g.graph is g.root)
+    fixed = {id(v) for v in (*main.inputs, *main.outputs)}
+    values = [v for v in _values(graphs) if _is_inlined(v.name) and id(v) not in fixed]
+    nodes = [n for g in graphs if isinstance(g.root, ir.Graph) for n in g.nodes if _is_inlined(n.name)]
     if not values and not nodes:
         return {}
     names = Names(graphs)
     renamed: dict[str, str] = {}
     for value in values:
-        old = value.name or ""
-        # graphs beside each other may give one name to two values
-        new = renamed.setdefault(old, "") or names.unique(old.removeprefix(INLINED))
-        renamed[old] = new
-        tensor = value.const_value
+        old, producer, tensor = value.name or "", value.producer(), value.const_value
+        new = names.unique(old.removeprefix(INLINED))
+        if (producer.graph if producer is not None else value.graph) is main:
+            renamed[old] = new
         if value.is_initializer() and tensor is not None:
             value.const_value = _under(new, tensor)
         value.name = new
-        producer = value.producer()
         for node in (*([producer] if producer is not None else []), *(node for node, _ in value.uses())):
             touched.node(node)
     for node in nodes:
@@ -61,22 +54,24 @@ def free_names(graphs: Iterable[Scope], touched: Touched) -> dict[str, str]:
     return renamed
 
 
+def has_inlined_names(graphs: Sequence[Scope]) -> bool:
+    """Whether anything in the main graph or its subgraphs has such a name."""
+    nodes = (n for g in graphs if isinstance(g.root, ir.Graph) for n in g.nodes)
+    return any(_is_inlined(n.name) for n in nodes) or any(_is_inlined(v.name) for v in _values(graphs))
+
+
+def _is_inlined(name: str | None) -> bool:
+    return name is not None and name.startswith(INLINED)
+
+
 def _values(graphs: Iterable[Scope]) -> Iterator[ir.Value]:
     for scope in graphs:
         if not isinstance(scope.root, ir.Graph):
             continue
         if isinstance(scope.graph, ir.Graph):
-            yield from scope.graph.initializers.values()
+            yield from tuple(scope.graph.initializers.values())
         for node in scope.nodes:
             yield from node.outputs
-
-
-def _renamed_values(graphs: Iterable[Scope]) -> list[ir.Value]:
-    graphs = list(graphs)
-    fixed = {
-        id(v) for g in graphs if g.holder is None and g.graph is g.root for v in (*g.graph.inputs, *g.graph.outputs)
-    }
-    return [v for v in _values(graphs) if (v.name or "").startswith(INLINED) and id(v) not in fixed]
 
 
 def _under(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.fusing.inlined import free_names, has_inlined_names
 from rmsnorm_deploy.fusing.touched import Touched
 from rmsnorm_deploy.model.graphs import opset_of
 from rmsnorm_deploy.op import DOMAIN, MIN_IR_VERSION, Op, function_body, min_opset, newest, version_of
 from rmsnorm_deploy.op.definition import ATTRIBUTES
 from rmsnorm_deploy.op.known_bodies import is_body_of, spelling_of
 from rmsnorm_deploy.op.versions import is_known, is_stated
-from rmsnorm_deploy.recognise.engine import facts_of
+from rmsnorm_deploy.recognise.engine import candidates, facts_of
 from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.match import Match, Miss
 from rmsnorm_deploy.recognise.our_nodes import op_of, read
@@ -30,6 +31,15 @@ FOREIGN = f"{DOMAIN}.foreign"
 """The domain to which a function of our name goes that is none of ours."""
 
 Identifier = tuple[str, str, str]
+_WORDS = (
+    ("body", "bodies"),
+    ("name", "names"),
+    ("types", "types"),
+    ("attributes", "attributes"),
+    ("scale", "scales"),
+    ("outputs", "outputs"),
+)
+"""What can be repaired, of one norm and of many."""
 _LISTS = frozenset(a.name for a in ATTRIBUTES if a.kind == onnx.AttributeProto.INTS)
 
 
@@ -43,6 +53,8 @@ class Mended:
         touched: nodes that were changed or carry a changed subgraph.
         functions: local functions that were changed or are new.
         bodies: function bodies that are new, as they are to stand in the file.
+        renamed: new names of values of the main graph, by the old ones.
+        declared: types and shapes of the main graph's values that the model was made without, under the new names.
     """
 
     repaired: tuple[str, ...] = ()
@@ -50,6 +62,8 @@ class Mended:
     touched: frozenset[ir.Node] = frozenset()
     functions: frozenset[ir.Function] = frozenset()
     bodies: tuple[onnx.FunctionProto, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    declared: tuple[onnx.ValueInfoProto, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything was changed."""
@@ -66,17 +80,11 @@ def mend(model: ir.Model, declared: Sequence[onnx.ValueInfoProto] = ()) -> Mende
     Raises:
         ModelError: the norms are of a version of the domain that this release does not know.
     """
-    if not _concerns_us(model):
-        return Mended()
-    return _Mending(model, declared).done()
-
-
-def _concerns_us(model: ir.Model) -> bool:
-    """Whether anything of our domain is there."""
-    if any(domain == DOMAIN for domain, _, _ in model.functions) or DOMAIN in model.opset_imports:
-        return True
-    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    return any(n.domain == DOMAIN for root in roots for n in root.all_nodes())
+    graphs = scopes(model)
+    ours = any(domain == DOMAIN for domain, _, _ in model.functions)
+    if ours or any(n.domain == DOMAIN for g in graphs for n in g.nodes) or has_inlined_names(graphs):
+        return _Mending(model, declared).done()
+    return Mended(declared=tuple(declared))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +100,7 @@ class _Node:
 class _Mending:
     def __init__(self, model: ir.Model, declared: Sequence[onnx.ValueInfoProto]) -> None:
         self._model = model
-        self._declared = declared
+        self._declared = list(declared)
         self._protos = {
             i: ir.serde.serialize_function(f) for i, f in model.functions.items() if i[0] == DOMAIN
         }  # as they were
@@ -107,6 +115,16 @@ class _Mending:
         self._touched = Touched(self._graphs)
         for node in self._moved:
             self._touched.node(node)
+        self._renamed: dict[str, str] = {}
+        if model.functions or candidates(self._graphs):  # else nothing will ever be inlined
+            self._free_names()
+
+    def _free_names(self) -> None:
+        before = len(self._touched.nodes)
+        self._renamed = free_names(self._graphs, self._touched)
+        self._declared = [_renamed(info, self._renamed) for info in self._declared]
+        if len(self._touched.nodes) > before:
+            self._repaired.append("names that onnxruntime would give again when it inlines bodies")
 
     def done(self) -> Mended:
         """Mend everything."""
@@ -121,15 +139,19 @@ class _Mending:
         usable = [n for n in nodes if facts is not None and self._attributes(n, facts, opset, version)]
         self._supply({n.op for n in usable}, opset, version)
         self._counts["bodies"] = sum(n in usable for n in lacking)
-        for key in ("bodies", "names", "types", "scales", "outputs"):
-            if count := self._counts[key]:
-                self._repaired.append(f"{key} of {count} norm{'s' if count > 1 else ''}")
+        for one, many in _WORDS:
+            if count := self._counts[many]:
+                self._repaired.append(f"{many} of {count} norms" if count > 1 else f"{one} of 1 norm")
+        if self._counts["import"]:
+            self._repaired.append(f"the imported version of {DOMAIN}")
         return Mended(
             tuple(self._repaired),
             tuple(self._warnings),
             frozenset(self._touched.nodes),
             frozenset((*self._touched.functions, *self._new)),
             tuple(self._bodies),
+            self._renamed,
+            tuple(self._declared),
         )
 
     # -- functions of our name that are none of ours ------------------------------------------------------------------
@@ -197,9 +219,10 @@ class _Mending:
         meant = found.parameters.to_attributes(version)
         written = {a.name: list(a.value) if a.name in _LISTS else a.value for a in n.node.attributes.values()}
         if written != meant:
+            retyped = any(name in written and written[name] != meant[name] for name in meant)
             n.node.attributes.clear()
             n.node.attributes.update({name: ir.convenience.convert_attribute(name, v) for name, v in meant.items()})
-            self._counts["types"] += 1
+            self._counts["types" if retyped else "attributes"] += 1
             self._touched.node(n.node)
         self._operands(n, facts, found)
         self._outputs(n)
@@ -257,7 +280,7 @@ class _Mending:
         (version,) = found
         if nodes and not is_stated(imports):
             imports[DOMAIN] = version
-            self._repaired.append(f"the imported version of {DOMAIN}")
+            self._counts["import"] += 1
         for function in {n.scope.root for n in nodes if isinstance(n.scope.root, ir.Function)}:
             if function.opset_imports.get(DOMAIN) != version:
                 function.opset_imports[DOMAIN] = version
@@ -286,3 +309,12 @@ class _Mending:
         for identifier in self._ours:
             if identifier not in called and identifier[1:] != (self._ours[identifier].value, ""):
                 del functions[identifier]
+
+
+def _renamed(info: onnx.ValueInfoProto, names: Mapping[str, str]) -> onnx.ValueInfoProto:
+    if info.name not in names:
+        return info
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(info)
+    copy.name = names[info.name]
+    return copy

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
-from rmsnorm_deploy.fusing.inlined import taken_names
 from rmsnorm_deploy.fusing.mending import Mended
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
@@ -39,7 +38,6 @@ class Plan:
         opset: the one that the fused model has.
         ops: number of nodes by operator in the model that was given.
         mended: what was put right in it beforehand.
-        taken: number of names in it that onnxruntime would give again when it inlines functions.
     """
 
     model: ir.Model
@@ -53,20 +51,6 @@ class Plan:
     opset: int
     ops: dict[str, int]
     mended: Mended
-    taken: int
-
-    @property
-    def repaired(self) -> tuple[str, ...]:
-        """What is put right besides."""
-        if not self.taken or not self.has_functions:
-            return self.mended.repaired
-        names = "1 name" if self.taken == 1 else f"{self.taken} names"
-        return (*self.mended.repaired, f"{names} that onnxruntime would give again when it inlines function bodies")
-
-    @property
-    def has_functions(self) -> bool:
-        """Whether the fused model has local functions."""
-        return bool(self.model.functions) or any(needs.bodies for needs in self.needs)
 
     @property
     def writer(self) -> OutputForm:
@@ -105,7 +89,7 @@ class Plan:
             opset=self.opset if done else self.given_opset,
             form=self.form.value,
             already=already,
-            repaired=self.repaired,
+            repaired=self.mended.repaired,
         )
 
 
@@ -126,7 +110,8 @@ def planned(
         mended: what was put right in ``model`` beforehand.
 
     Raises:
-        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised.
+        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model imports a
+            version of our domain that this release does not know.
     """
     writer, opset, graphs = writer_of(form), opset_of(model), scopes(model)
     ops, given, cannot = count_ops(graphs), (model, graphs), ""
@@ -138,6 +123,10 @@ def planned(
         except ValueError as error:
             cannot = str(error)
     now = opset_of(model)
+    try:
+        version_of(model.opset_imports)
+    except ValueError as error:
+        raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
     matches, misses = recognise(model, proto, graphs, declared)
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
@@ -169,8 +158,7 @@ def planned(
         given_opset=opset,
         opset=now,
         ops=ops,
-        mended=mended or Mended(),
-        taken=taken_names(graphs),
+        mended=Mended() if mended is None else mended,
     )
 
 
