@@ -19,6 +19,9 @@ SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Attributes = Mapping[str, int | float | list[int]]
 
+_NORM = "_rmsnorm"
+"""The end of the name of every node that is a norm."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
@@ -61,7 +64,10 @@ class Draft:
         self.constant = constant
         self.imports = imports
         self._match = match
-        self._name = match.nodes[-1].name or match.output.name or "norm"
+        name = match.nodes[-1].name or match.output.name or "norm"
+        # a norm that was written before keeps its name: its node goes, whatever it was
+        self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
+        self._name = name.removesuffix(_NORM) or "norm"
         self._nodes: list[ir.Node] = []
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
@@ -88,20 +94,19 @@ class Draft:
         *,
         dtype: ir.DataType,
         like: ir.Value | None = None,
+        attributes: Attributes | None = None,
     ) -> ir.Value:
         """A standard node before or after the norm; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
-        self._nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.unique(f"{output.name}_node")))
+        given = [_attribute(k, v) for k, v in (attributes or {}).items()]
+        node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
+        self._nodes.append(node)
         return output
 
     def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         """``value`` cast to ``to``."""
-        output = self.node("Cast", [value], name, like=value, dtype=to)
-        producer = output.producer()
-        assert producer is not None
-        producer.attributes["to"] = ir.AttrInt64("to", int(to))
-        return output
+        return self.node("Cast", [value], name, like=value, dtype=to, attributes={"to": int(to)})
 
     def as_type(self, scale: ir.Value, to: ir.DataType) -> ir.Value:
         """The scale in the type ``to``."""
@@ -155,19 +160,20 @@ class Draft:
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
         last = self._match.nodes[-1]
+        history = {
+            METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
+            METADATA + "spelling": self._match.spelling,
+        }
         node = ir.Node(
             domain,
             op_type,
             inputs,
             [_attribute(k, v) for k, v in attributes.items()],
             outputs=outputs,
-            name=self.unique(f"{self._name}_rmsnorm"),
+            name=self._own_name or self.unique(f"{self._name}{_NORM}"),
             doc_string=last.doc_string,
-            metadata_props={
-                **last.metadata_props,
-                METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
-                METADATA + "spelling": self._match.spelling,
-            },
+            # one that was written before knows what it stands for
+            metadata_props={**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history},
         )
         self._nodes.append(node)
         return node
