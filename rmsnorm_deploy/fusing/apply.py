@@ -11,15 +11,17 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.fusing.clearing import clear
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.fusing.touched import Touched
-from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
+from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs, opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match
+from rmsnorm_deploy.recognise.our_nodes import op_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,8 @@ def apply(plan: Plan) -> Changes:
     norms = [rewriter.replace(match) for match in plan.matches]
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
     rewriter.sort()
+    if any(op_of(match.nodes[-1]) is not None for match in plan.matches):
+        clear(plan.model)
     bodies = _supply(plan)
     fused = tuple(
         dataclasses.replace(
@@ -86,7 +90,7 @@ class _Rewriter:
         self._writer = plan.writer
         self._names = Names(plan.scopes)
         self._constants = Constants(self._names)
-        self._imports = plan.model.opset_imports
+        self._model = plan.model
         self._successors: dict[ir.Value, ir.Value] = {}
         self._unsorted: set[ir.Graph | ir.Function] = set()
 
@@ -98,7 +102,9 @@ class _Rewriter:
         self._touched.graph(graph)
         match = self._current(match)
         constant = functools.partial(self._constants.value, root)
-        draft = Draft(match, self._names.unique, constant, self._imports)
+        # a local function imports versions of its own
+        own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
+        draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
         made = self._writer.emit(match, draft)
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:

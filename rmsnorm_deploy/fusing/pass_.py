@@ -7,8 +7,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named
 from rmsnorm_deploy.fusing.guard import model_errors
-from rmsnorm_deploy.fusing.mending import mend
-from rmsnorm_deploy.fusing.plan import planned
+from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport
 
 
@@ -38,7 +37,7 @@ class RmsNormFusionPass(ir.passes.InPlacePass):
             ModelError: the graph contradicts itself, or its ai.onnx opset is older than 11.
         """
         with model_errors(model):
-            plan = planned(model, self.form, mended=mend(model))
+            plan = prepared(model, self.form)
             self.report = plan.report(apply(plan).fused)
         if plan.model is not model:
             # the version converter has made another model

@@ -51,6 +51,9 @@ def splice(
     _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs))
     _functions(proto, model, {f.identifier() for f in functions}, bodies)
     proto.ir_version = model.ir_version
+    for i in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[i].domain not in model.opset_imports:
+            del proto.opset_import[i]
     versions = {o.domain: o for o in proto.opset_import}
     for domain, version in model.opset_imports.items():
         if domain not in versions:

@@ -75,13 +75,12 @@ def _rms(match: Match, draft: Draft, x: ir.Value, wide: ir.DataType) -> ir.Value
     plain = p.op is not Op.GENERAL_RMS_NORM
     pair = [measured, number(2.0, "two") if plain else measured]
     square = draft.node("Pow" if plain else "Mul", pair, "square", dtype=wide, like=measured)
+    inputs, attributes = [square], dict[str, int | float | list[int]](keepdims=1)
     if opset >= _AXES_AS_INPUT:
-        mean = draft.node(
-            "ReduceMean", [square, integers(p.axes, "axes")], "mean", dtype=wide, attributes={"keepdims": 1}
-        )
+        inputs.append(integers(p.axes, "axes"))
     else:
-        attributes = {"axes": list(p.axes), "keepdims": 1}
-        mean = draft.node("ReduceMean", [square], "mean", dtype=wide, attributes=attributes)
+        attributes["axes"] = list(p.axes)
+    mean = draft.node("ReduceMean", inputs, "mean", dtype=wide, attributes=attributes)
     inside = draft.node("Add", [mean, number(p.epsilon, "epsilon")], "inside", dtype=wide)
     rms = draft.node("Sqrt", [inside], "rms", dtype=wide)
     if p.epsilon_outside:
