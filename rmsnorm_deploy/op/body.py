@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
+from rmsnorm_deploy.op import formula
 from rmsnorm_deploy.op.definition import ATTRIBUTES, NormParameters, Op, attribute_names
 from rmsnorm_deploy.op.versions import DOMAIN
 
@@ -19,7 +20,7 @@ _CAST_LIKE = 15
 _KINDS = {a.name: a.kind for a in ATTRIBUTES}
 
 
-class _Body:
+class _Body(formula.Writer[str]):
     """Collects the nodes of one function body; every method returns the name of the value it made."""
 
     def __init__(self, opset: int, like_x: bool) -> None:
@@ -47,10 +48,6 @@ class _Body:
             return self.add("CastLike", [value, "X"], output)
         return self.add("Cast", [value], output, to=to)
 
-    def rounded(self, value: str, to: str) -> str:
-        """``value`` rounded to the type ``to`` and back: nothing is ever computed in a 16-bit type."""
-        return self.cast(self.cast(value, to), "stash_type")
-
     def constant(self, value: object) -> str:
         output = f"constant_{len(self.nodes)}"
         self._append(helper.make_node("Constant", [], [output], value=value))
@@ -66,20 +63,52 @@ class _Body:
             value = self.add("Neg", [self.add("LeakyRelu", [minus_one], alpha=name)])
         return self.cast(value, "stash_type")
 
-    def mean(self, value: str) -> str:
-        if self.opset < 18:
-            mean = self.add("ReduceMean", [value], axes="axes")
-        else:
-            mean = self.add("ReduceMean", [value, self.add("Constant", [], value_ints="axes")])
-        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
-        return mean
+    def wide(self, operand: str) -> str:
+        return self.cast(operand, "stash_type")
 
-    def first_features(self, value: str) -> str:
-        """The first ``partial_size`` features. The slice starts at axes * 0, a zero for each axis."""
+    def total(self) -> str:
+        total = self.add("Add", [self.wide("X"), self.wide("residual")])
+        return self.wide(self.cast(total, "output_type", "sum"))
+
+    def first_features(self, x: str) -> str:
+        """The slice starts at axes * 0, a zero for each axis."""
+        if self.opset < 12:
+            return x  # Constant cannot hold a list of integers yet: see min_opset
         axes = self.add("Constant", [], value_ints="axes")
         ends = self.add("Constant", [], value_ints="partial_size")
         zero = self.constant(helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
-        return self.add("Slice", [value, self.add("Mul", [axes, zero]), ends, axes])
+        return self.add("Slice", [x, self.add("Mul", [axes, zero]), ends, axes])
+
+    def mean_square(self, x: str) -> str:
+        # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
+        two = self.wide(self.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])))
+        square = self.add("Pow", [x, two])
+        if self.opset < 18:
+            mean = self.add("ReduceMean", [square], axes="axes")
+        else:
+            mean = self.add("ReduceMean", [square, self.add("Constant", [], value_ints="axes")])
+        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
+        return mean
+
+    def plus(self, value: str, attribute: str) -> str:
+        return self.add("Add", [value, self.float_attribute(attribute)])
+
+    def root(self, value: str) -> str:
+        return self.add("Sqrt", [value])
+
+    def at_least(self, value: str, attribute: str) -> str:
+        return self.add("Max", [value, self.float_attribute(attribute)])
+
+    def divided(self, x: str, rms: str) -> str:
+        return self.cast(self.add("Div", [x, rms]), "scale_type")
+
+    def applied(self, op_type: str, value: str, operand: str) -> str:
+        # rounded to scale_type and back: nothing is ever computed in a 16-bit type
+        value, other = self.wide(value), self.wide(self.cast(operand, "scale_type"))
+        return self.cast(self.add(op_type, [value, other]), "scale_type")
+
+    def finish(self, value: str) -> None:
+        self.cast(value, "output_type", "Y")
 
 
 def function_body(op: Op, opset: int, version: int | None = None) -> FunctionProto:
@@ -113,27 +142,7 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
 def _function_body(op: Op, opset: int, attributes: tuple[str, ...], like_x: bool) -> FunctionProto:
     """The body itself, made once; nobody else may change it."""
     body = _Body(opset, like_x)
-    if "residual" in op.inputs:
-        x, residual = body.cast("X", "stash_type"), body.cast("residual", "stash_type")
-        total = body.add("Add", [x, residual])
-        x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
-    else:
-        x = body.cast("X", "stash_type")
-    general = op is Op.GENERAL_RMS_NORM
-    measured = body.first_features(x) if general and opset >= 12 else x
-    # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
-    two = body.cast(body.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])), "stash_type")
-    mean_square = body.mean(body.add("Pow", [measured, two]))
-    rms = body.add("Sqrt", [body.add("Add", [mean_square, body.float_attribute("epsilon")])])
-    if general:
-        rms = body.add("Add", [rms, body.float_attribute("epsilon_outside")])
-        rms = body.add("Max", [rms, body.float_attribute("rms_floor")])
-    normalised = body.rounded(body.add("Div", [x, rms]), "scale_type")
-    y = body.cast(body.add("Mul", [normalised, body.rounded("scale", "scale_type")]), "scale_type")
-    if general:
-        scaled = body.cast(y, "stash_type")
-        y = body.cast(body.add("Add", [scaled, body.rounded("bias", "scale_type")]), "scale_type")
-    body.cast(y, "output_type", "Y")
+    formula.write(op, body)
     return helper.make_function(
         DOMAIN,
         op.value,
