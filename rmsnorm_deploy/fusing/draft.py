@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise.match import Match
 
 METADATA = "rmsnorm_deploy."
@@ -69,6 +70,11 @@ class Draft:
         self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
         self._name = name.removesuffix(_NORM) or "norm"
         self._nodes: list[ir.Node] = []
+
+    @property
+    def opset(self) -> int:
+        """Of ai.onnx, as the nodes have to be written."""
+        return next((self.imports[name] for name in AI_ONNX if name in self.imports), 0)
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
         """x, residual and the sum, with the addition or the Cast in front of them written out where it has to be."""
@@ -159,23 +165,31 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
+        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
+        self._nodes.append(node)
+        return self._as_norm(node)
+
+    def written(self, y: ir.Value, total: ir.Value | None) -> Emission:
+        """All that was written, where the last node stands for the norm, whichever that is.
+
+        Args:
+            y: the norm's output, which the last node gives.
+            total: x + residual, where there is a value of it.
+        """
+        return self.done(self._as_norm(self._nodes[-1]), y, total)
+
+    def _as_norm(self, node: ir.Node) -> ir.Node:
         last = self._match.nodes[-1]
         history = {
             METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
             METADATA + "spelling": self._match.spelling,
         }
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            [_attribute(k, v) for k, v in attributes.items()],
-            outputs=outputs,
-            name=self._own_name or self.unique(f"{self._name}{_NORM}"),
-            doc_string=last.doc_string,
-            # one that was written before knows what it stands for
-            metadata_props={**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history},
+        node.name = self._own_name or self.unique(f"{self._name}{_NORM}")
+        node.doc_string = last.doc_string
+        # one that was written before knows what it stands for
+        node.metadata_props.update(
+            {**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history}
         )
-        self._nodes.append(node)
         return node
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:

@@ -40,7 +40,7 @@ class Writer(Protocol[Value]):
         """``x / rms``, rounded to ``scale_type``."""
 
     def applied(self, op_type: str, value: Value, operand: str) -> Value:
-        """``value`` combined by ``op_type`` with the input ``operand``, both of them and the result in ``scale_type``."""
+        """``value`` combined by ``op_type`` with the input ``operand``; both and the result in ``scale_type``."""
 
     def finish(self, value: Value) -> None:
         """``value`` in X's type is the output ``Y``."""

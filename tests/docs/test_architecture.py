@@ -46,13 +46,13 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
-cli: commands printing streams options outcome writing app commands/* __init__
+cli: commands printing streams options outcome app writing __init__ commands/*
 fusing: __init__ clearing draft names report touched guard form inlined forms trailing mending forms/* plan apply
     prepare fuse pass_ unfuse
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
-op: dtypes versions retyping definition body naming reference schema traces known_bodies __init__
-recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
-    our_nodes rounding square step ending reduction keepdims normalised output statistic grammar engine
+op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
+recognise: __init__ match inference scopes folding refusal facts factor leading our_nodes state checks fused_forms
+    residual rounding square step ending reduction keepdims normalised output statistic grammar engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load

@@ -13,81 +13,146 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.draft import Draft, Emission, full
 from rmsnorm_deploy.fusing.form import Needs, OutputForm
-from rmsnorm_deploy.op import MIN_OPSET, Op
+from rmsnorm_deploy.op import MIN_OPSET, Op, formula
 from rmsnorm_deploy.recognise.match import Match
 
 _BFLOAT16 = 13
 """The opset in which Cast learned bfloat16."""
-_AXES_AS_INPUT = 18
-"""The opset in which the axes of ReduceMean became an input."""
 
 
 class _Standard(OutputForm):
     opset = MIN_OPSET
 
     def suits(self, match: Match) -> Match:
-        return match.plain or match
+        return match
 
     def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
         types = (match.parameters.output_type, match.parameters.scale_type)
         return Needs(opset=_BFLOAT16 if int(ir.DataType.BFLOAT16) in types else self.opset)
 
     def emit(self, match: Match, draft: Draft) -> Emission:
-        """What :mod:`rmsnorm_deploy.op.body` computes, without the Casts that change nothing here."""
-        p = match.parameters
-        wide, kind = ir.DataType(p.stash_type), ir.DataType(p.scale_type)
-        x, _, total = draft.operands()
-        if draft.dtype != wide:
-            x = draft.cast(x, wide, "wide")
-        normalised = draft.node("Div", [x, _rms(match, draft, x, wide)], "normalised", dtype=wide, like=x)
-        if kind != wide:
-            normalised = draft.cast(normalised, kind, "rounded")
-        # a product or sum of two 16-bit numbers is exact in float32, so that it is rounded once here as there
-        steps = [("Mul", draft.as_type(draft.scale(), kind))]
-        if match.bias is not None:
-            draft.scale_type = match.scale_dtype
-            steps.append(("Add", draft.as_type(match.bias, kind)))
-        y = draft.value(draft.dtype, match.output)
-        for i, (op_type, operand) in enumerate(steps):
-            if i == len(steps) - 1 and kind == draft.dtype:
-                return draft.done(draft.norm("", op_type, [normalised, operand], {}, [y]), y, total)
-            normalised = draft.node(op_type, [normalised, operand], op_type.lower(), dtype=kind, like=x)
-        return draft.done(draft.norm("", "Cast", [normalised], {"to": int(draft.dtype)}, [y]), y, total)
+        steps = _Steps(match, draft)
+        formula.write(match.parameters.op, steps)
+        return steps.done()
 
 
-def _rms(match: Match, draft: Draft, x: ir.Value, wide: ir.DataType) -> ir.Value:
-    """The root of the mean square, with all that is added to it."""
-    p = match.parameters
-    opset = draft.imports.get("", draft.imports.get("ai.onnx", 0))
+class _Steps(formula.Writer[ir.Value]):
+    """Every step as a node; those that change nothing are left out."""
 
-    def number(value: float, name: str) -> ir.Value:
-        return draft.constant(f"rmsnorm_{name}", full([], value, wide))
+    def __init__(self, match: Match, draft: Draft) -> None:
+        self._match = match
+        self._draft = draft
+        self._parameters = match.parameters
+        self._wide = ir.DataType(match.parameters.stash_type)
+        self._narrow = ir.DataType(match.parameters.scale_type)
+        self._x, self._residual, self._sum = draft.operands()
+        self._y = self._x
 
-    def integers(values: tuple[int, ...], name: str) -> ir.Value:
-        return draft.constant(f"rmsnorm_{name}", ir.Tensor(np.array(values, np.int64)))
+    def done(self) -> Emission:
+        """What was written."""
+        return self._draft.written(self._y, self._sum)
 
-    measured = x
-    if p.partial_size is not None:
-        ends = integers((p.partial_size,), "partial_size")
-        inputs = [x, integers((0,), "start"), ends, integers(p.axes, "axes")]
-        measured = draft.node("Slice", inputs, "measured", dtype=wide)
-    # onnxruntime takes a Pow for the beginning of a norm, and some norms it gets wrong: see recognise/ending.py
-    plain = p.op is not Op.GENERAL_RMS_NORM
-    pair = [measured, number(2.0, "two") if plain else measured]
-    square = draft.node("Pow" if plain else "Mul", pair, "square", dtype=wide, like=measured)
-    inputs, attributes = [square], dict[str, int | float | list[int]](keepdims=1)
-    if opset >= _AXES_AS_INPUT:
-        inputs.append(integers(p.axes, "axes"))
-    else:
-        attributes["axes"] = list(p.axes)
-    mean = draft.node("ReduceMean", inputs, "mean", dtype=wide, attributes=attributes)
-    inside = draft.node("Add", [mean, number(p.epsilon, "epsilon")], "inside", dtype=wide)
-    rms = draft.node("Sqrt", [inside], "rms", dtype=wide)
-    if p.epsilon_outside:
-        rms = draft.node("Add", [rms, number(p.epsilon_outside, "epsilon_outside")], "outside", dtype=wide)
-    if p.rms_floor:
-        rms = draft.node("Max", [rms, number(p.rms_floor, "rms_floor")], "floored", dtype=wide)
-    return rms
+    def wide(self, operand: str) -> ir.Value:
+        return self._operand(operand, self._wide, f"{operand}_wide")
+
+    def total(self) -> ir.Value:
+        dtype = self._draft.dtype
+        like = self._match.x
+        if dtype == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not add in bfloat16
+            both = [self.wide(name) for name in ("X", "residual")]
+            total = self._cast(self._draft.node("Add", both, "sum_wide", dtype=self._wide, like=like), dtype, "sum")
+        else:
+            both = [self._operand(name, dtype, name) for name in ("X", "residual")]
+            total = self._draft.node("Add", both, "sum", dtype=dtype, like=like)
+        self._sum = total
+        return self._cast(total, self._wide, "X_wide")
+
+    def first_features(self, x: ir.Value) -> ir.Value:
+        size = self._parameters.partial_size
+        if size is None:
+            return x
+        (axis,) = self._parameters.axes
+        bounds = [self._integers(name, [v]) for name, v in (("start", 0), ("size", size), ("axes", axis))]
+        return self._draft.node("Slice", [x, *bounds], "part", dtype=self._wide)
+
+    def mean_square(self, x: ir.Value) -> ir.Value:
+        # onnxruntime takes a Pow for the beginning of a norm, and some norms it gets wrong: see recognise/ending.py
+        plain = self._parameters.op is not Op.GENERAL_RMS_NORM
+        other = self._draft.constant("rmsnorm_two", full([], 2.0, self._wide)) if plain else x
+        square = self._draft.node("Pow" if plain else "Mul", [x, other], "square", dtype=self._wide, like=x)
+        axes = list(self._parameters.axes)
+        inputs: list[ir.Value] = [square]
+        attributes: dict[str, int | float | list[int]] = {"axes": axes, "keepdims": 1}
+        if self._draft.opset >= 18:
+            inputs.append(self._integers("axes", axes))
+            del attributes["axes"]
+        return self._draft.node("ReduceMean", inputs, "mean", dtype=self._wide, attributes=attributes)
+
+    def plus(self, value: ir.Value, attribute: str) -> ir.Value:
+        number = getattr(self._parameters, attribute)
+        if (
+            number == 0.0 and attribute != "epsilon"
+        ):  # without an epsilon, too, the norm has an Add: runtimes look for it
+            return value
+        return self._with("Add", value, attribute, number)
+
+    def root(self, value: ir.Value) -> ir.Value:
+        return self._draft.node("Sqrt", [value], "rms", dtype=self._wide)
+
+    def at_least(self, value: ir.Value, attribute: str) -> ir.Value:
+        number = getattr(self._parameters, attribute)
+        return self._with("Max", value, attribute, number) if number else value
+
+    def divided(self, x: ir.Value, rms: ir.Value) -> ir.Value:
+        quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._match.x)
+        return self._cast(quotient, self._narrow, "rounded")
+
+    def applied(self, op_type: str, value: ir.Value, operand: str) -> ir.Value:
+        if self._is_neutral(operand):
+            return value
+        name, narrow = f"{operand}_{op_type.lower()}", self._narrow
+        other = self._operand(operand, narrow, f"{operand}_cast")
+        kind = narrow
+        if narrow == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not multiply in bfloat16
+            kind = self._wide
+            value, other = self._cast(value, kind, f"{operand}_of"), self._cast(other, kind, f"{operand}_wide")
+        result = self._draft.node(op_type, [value, other], name, dtype=kind, like=self._match.x)
+        return self._cast(result, narrow, f"{operand}_rounded")
+
+    def finish(self, value: ir.Value) -> None:
+        self._y = self._cast(value, self._draft.dtype, "narrow")
+
+    def _is_neutral(self, operand: str) -> bool:
+        """Whether an operand changes nothing: no bias, or a scale that is the number 1."""
+        if operand == "bias":
+            return self._match.bias is None
+        scale = self._match.scale
+        if scale is None:
+            return self._match.factor == 1.0 and self._match.size is None
+        held = scale.const_value
+        return held is not None and not scale.is_graph_input() and held.shape.rank() == 0 and float(held.numpy()) == 1.0
+
+    def _operand(self, name: str, to: ir.DataType, label: str) -> ir.Value:
+        """An input of the operator in the type ``to``; the file need not say of what type it is."""
+        if name == "scale":
+            value = self._draft.scale()
+            return self._cast(value, to, label, self._draft.scale_type)
+        if name == "bias":
+            assert self._match.bias is not None
+            return self._cast(self._match.bias, to, label, self._match.scale_dtype)
+        x = self._x if name == "X" else self._residual
+        assert x is not None
+        return self._cast(x, to, label, self._draft.dtype)
+
+    def _cast(self, value: ir.Value, to: ir.DataType, name: str, of: ir.DataType | None = None) -> ir.Value:
+        return value if (of or value.dtype) == to else self._draft.cast(value, to, name)
+
+    def _with(self, op_type: str, value: ir.Value, name: str, number: float) -> ir.Value:
+        constant = self._draft.constant(f"rmsnorm_{name}", full([], number, self._wide))
+        return self._draft.node(op_type, [value, constant], name, dtype=self._wide)
+
+    def _integers(self, name: str, values: list[int]) -> ir.Value:
+        return self._draft.constant(f"rmsnorm_{name}", ir.Tensor(np.array(values, np.int64)))
 
 
 FORM = _Standard()
