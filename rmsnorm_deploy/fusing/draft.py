@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise.match import Match
 
 METADATA = "rmsnorm_deploy."
@@ -18,6 +19,9 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Attributes = Mapping[str, int | float | list[int]]
+
+_NORM = "_rmsnorm"
+"""The end of the name of every node that is a norm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +65,16 @@ class Draft:
         self.constant = constant
         self.imports = imports
         self._match = match
-        self._name = match.nodes[-1].name or match.output.name or "norm"
+        name = match.nodes[-1].name or match.output.name or "norm"
+        # a norm that was written before keeps its name: its node goes, whatever it was
+        self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
+        self._name = name.removesuffix(_NORM) or "norm"
         self._nodes: list[ir.Node] = []
+
+    @property
+    def opset(self) -> int:
+        """Of ai.onnx, as the nodes have to be written."""
+        return next((self.imports[name] for name in AI_ONNX if name in self.imports), 0)
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
         """x, residual and the sum, with the addition or the Cast in front of them written out where it has to be."""
@@ -88,20 +100,19 @@ class Draft:
         *,
         dtype: ir.DataType,
         like: ir.Value | None = None,
+        attributes: Attributes | None = None,
     ) -> ir.Value:
         """A standard node before or after the norm; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
-        self._nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.unique(f"{output.name}_node")))
+        given = [_attribute(k, v) for k, v in (attributes or {}).items()]
+        node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
+        self._nodes.append(node)
         return output
 
     def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         """``value`` cast to ``to``."""
-        output = self.node("Cast", [value], name, like=value, dtype=to)
-        producer = output.producer()
-        assert producer is not None
-        producer.attributes["to"] = ir.AttrInt64("to", int(to))
-        return output
+        return self.node("Cast", [value], name, like=value, dtype=to, attributes={"to": int(to)})
 
     def as_type(self, scale: ir.Value, to: ir.DataType) -> ir.Value:
         """The scale in the type ``to``."""
@@ -160,22 +171,31 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
-        last = self._match.nodes[-1]
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            [_attribute(k, v) for k, v in attributes.items()],
-            outputs=outputs,
-            name=self.unique(f"{self._name}_rmsnorm"),
-            doc_string=last.doc_string,
-            metadata_props={
-                **last.metadata_props,
-                METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
-                METADATA + "spelling": self._match.spelling,
-            },
-        )
+        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
         self._nodes.append(node)
+        return self._as_norm(node)
+
+    def written(self, y: ir.Value, total: ir.Value | None) -> Emission:
+        """All that was written, where the last node stands for the norm, whichever that is.
+
+        Args:
+            y: the norm's output, which the last node gives.
+            total: x + residual, where there is a value of it.
+        """
+        return self.done(self._as_norm(self._nodes[-1]), y, total)
+
+    def _as_norm(self, node: ir.Node) -> ir.Node:
+        last = self._match.nodes[-1]
+        history = {
+            METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
+            METADATA + "spelling": self._match.spelling,
+        }
+        node.name = self._own_name or self.unique(f"{self._name}{_NORM}")
+        node.doc_string = last.doc_string
+        # one that was written before knows what it stands for
+        node.metadata_props.update(
+            {**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history}
+        )
         return node
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:

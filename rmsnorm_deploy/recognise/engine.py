@@ -43,11 +43,7 @@ def recognise(
     starts = candidates(graphs)
     if not starts:
         return [], []
-    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
-    for scope in graphs:
-        if scope.holder is not None and isinstance(scope.graph, ir.Graph):
-            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
-    facts = Facts(model, inferred, declared)
+    facts = facts_of(model, proto, graphs, declared)
     matches: list[Match] = []
     misses: list[Miss] = []
     for scope, node in starts:
@@ -57,6 +53,20 @@ def recognise(
             else:
                 misses.append(result)
     return _without_overlap(matches), misses
+
+
+def facts_of(
+    model: ir.Model,
+    proto: onnx.ModelProto | None = None,
+    graphs: Sequence[Scope] | None = None,
+    declared: Sequence[onnx.ValueInfoProto] = (),
+) -> Facts:
+    """What is known of the values of ``model``. The arguments are those of :func:`recognise`."""
+    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
+    for scope in scopes(model) if graphs is None else graphs:
+        if scope.holder is not None and isinstance(scope.graph, ir.Graph):
+            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+    return Facts(model, inferred, declared)
 
 
 def _skeleton(
