@@ -104,7 +104,7 @@ def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> f
             expected="a constant number",
             found=lambda: _describe(facts, value),
         )
-    if constant.size != 1 or constant.dtype.kind in "OSUb":
+    if constant.size != 1 or constant.dtype.kind in "OSUbc":
         raise Refusal(
             f"'{value.name}' holds {constant.size} values",
             expected="one number",
@@ -136,7 +136,7 @@ def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, sour
 def exponent_is(facts: Facts, value: ir.Value | None, wanted: float) -> bool:
     """Whether every element of a constant exponent is exactly ``wanted``, compared in its own type."""
     constant = facts.constant(value)
-    if constant is None or constant.size == 0 or constant.dtype.kind in "OSUb" or (value and value.is_graph_input()):
+    if constant is None or constant.size == 0 or constant.dtype.kind in "OSUbc" or (value and value.is_graph_input()):
         return False
     return bool(np.all(constant == np.asarray(wanted).astype(constant.dtype))) and bool(
         np.all(constant.astype(np.float64) == wanted)
