@@ -155,7 +155,7 @@ def reduction_axes(facts: Facts, node: ir.Node) -> tuple[int, ...]:
     rank = facts.rank(node.inputs[0])
     axes = given_axes(facts, node)
     if not axes:
-        if int_attribute(node, "noop_with_empty_axes", 0):
+        if int_attribute(facts, node, "noop_with_empty_axes", 0):
             raise Refusal("has no axes and noop_with_empty_axes=1: it reduces nothing", expected="at least one axis")
         if rank is None:
             raise Refusal("reduces all dimensions of a value of unknown rank", expected="a known rank")
@@ -169,7 +169,7 @@ def given_axes(facts: Facts, node: ir.Node) -> list[int]:
     Raises:
         Refusal: they are not constant.
     """
-    attribute = node.attributes.get("axes")
+    attribute = facts.attribute(node, "axes")
     if attribute is not None:
         if attribute.is_ref():
             raise Refusal("the axes are an attribute of the function that holds it", expected="constant axes")

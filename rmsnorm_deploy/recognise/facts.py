@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import folding
+from rmsnorm_deploy.recognise.bindings import Bindings
 from rmsnorm_deploy.recognise.element_types import ElementTypes
 from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim, read_value_info
+from rmsnorm_deploy.recognise.match import Stage
+from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.sameness import Sameness
 from rmsnorm_deploy.recognise.sizes import Sizes
 
@@ -47,13 +50,21 @@ class Facts:
         model: the model.
         inferred: what shape inference says of it.
         declared: the value_info of the main graph, where ``model`` was made without it.
+        bindings: attributes of the local functions, for each graph of theirs.
 
     Attributes:
         sizes: what values hold that are made of Shapes.
     """
 
-    def __init__(self, model: ir.Model, inferred: Inferred, declared: Iterable[onnx.ValueInfoProto] = ()) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        inferred: Inferred,
+        declared: Iterable[onnx.ValueInfoProto] = (),
+        bindings: Bindings | None = None,
+    ) -> None:
         self._graph = model.graph
+        self._bindings = bindings or {}
         self._inferred = inferred
         self._declared = {info.name: info for info in declared}
         self._known: dict[ir.Value, Known] = {}
@@ -217,7 +228,7 @@ class Facts:
         if node is None or node.domain not in AI_ONNX or node.graph is None:
             return None
         if node.op_type == "Constant":
-            return folding.constant_node(node, _small)
+            return folding.constant_node(self._attributes(node), _small)
         arrays = []
         for i, argument in enumerate(node.inputs):
             if node.op_type == "CastLike" and i == 1:
@@ -227,17 +238,32 @@ class Facts:
                 return None
             arrays.append(folded)
         like = self.dtype(node.inputs[1]) if node.op_type == "CastLike" else None
-        result = folding.fold(folding.Operands(node, arrays, like))
+        result = folding.fold(folding.Operands(node.op_type, self._attributes(node), arrays, like))
         return None if result is None or result.size > _MAX_CONSTANT else result
+
+    def attribute(self, node: ir.Node, name: str) -> ir.Attr | None:
+        """An attribute of a node, or None; of a node in a function the one that its calls give.
+
+        It is a reference where calls give different ones, or where nobody knows what they give.
+        """
+        attribute = node.attributes.get(name)
+        if attribute is None or not attribute.is_ref() or not self._bindings:
+            return attribute
+        return self._bindings.get(node.graph, {}).get(attribute.ref_attr_name or "", attribute)
+
+    def _attributes(self, node: ir.Node) -> Mapping[str, ir.Attr]:
+        if not self._bindings or not any(a.is_ref() for a in node.attributes.values()):
+            return node.attributes
+        return {name: self.attribute(node, name) or a for name, a in node.attributes.items()}
 
     # -- sizes and equal values ---------------------------------------------------------------------------------------
 
     def has_shape_of(self, shape_value: ir.Value | None, target: ir.Value) -> bool:
         """Whether the shape held by ``shape_value`` broadcasts into ``target``'s, so that an Expand changes nothing."""
         node = None if shape_value is None else shape_value.producer()
-        if is_op(node, "Shape") and node is not None and not node.attributes and node.inputs[0] is not None:
-            if self.same(node.inputs[0], target) or self.broadcasts_into(node.inputs[0], target):
-                return True
+        source = node.inputs[0] if is_op(node, "Shape") and node is not None and not node.attributes else None
+        if source is not None and (self.same(source, target) or self.broadcasts_into(source, target)):
+            return True
         sizes, rank = self.sizes.elements(shape_value), self.rank(target)
         if sizes is None or (rank is None and sizes) or len(sizes) > (rank or 0):
             return False
@@ -301,11 +327,19 @@ def equal_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     return any(d is not None and d in b for d in a)
 
 
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default where the node does not carry it."""
-    attribute = node.attributes.get(name)
-    if attribute is None or attribute.is_ref():
+def int_attribute(facts: Facts, node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or its default where the node does not carry it.
+
+    Raises:
+        Refusal: it is an attribute of the function that the node stands in, and calls give different ones.
+    """
+    attribute = facts.attribute(node, name)
+    if attribute is None:
         return default
+    if attribute.is_ref():
+        refusal = Refusal(f"{name} is an attribute of the function that holds it", expected=f"a constant {name}")
+        refusal.stage = Stage.SQUARE
+        raise refusal
     return int(attribute.value)
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.recognise.bindings import Bindings, bind
 
 Dim = int | str | None
 """A dimension: its size, the symbol it is known by, or None."""
@@ -33,13 +34,17 @@ class Inferred:
     Args:
         model: the model.
         skeleton: makes the same model as a proto, without weights; it becomes this object's to change.
+        bindings: attributes of the local functions, for each graph of theirs.
 
     Attributes:
         symbols: the names of dimensions that inputs have. All others were made up by tools, or by inference.
     """
 
-    def __init__(self, model: ir.Model, skeleton: Callable[[], onnx.ModelProto]) -> None:
+    def __init__(
+        self, model: ir.Model, skeleton: Callable[[], onnx.ModelProto], bindings: Bindings | None = None
+    ) -> None:
         self._model = model
+        self._bindings = bindings or {}
         self._skeleton = skeleton
         self._pairs: list[tuple[ir.Graph, ir.Node, str, int]] = []
         self._same: dict[str, str] = {}
@@ -128,6 +133,7 @@ class Inferred:
         self, function: ir.Function, body: onnx.FunctionProto, inputs: list[Known | None], model: onnx.ModelProto
     ) -> None:
         graph = onnx.GraphProto(name=body.name, node=body.node)
+        bind(graph, self._bindings.get(function.graph, {}))
         graph.output.extend(onnx.ValueInfoProto(name=n) for n in body.output)
         graph.input.extend(_value_info(n, *(known or _NOTHING)) for n, known in zip(body.input, inputs, strict=True))
         inferred = _infer(
