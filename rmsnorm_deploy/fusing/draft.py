@@ -171,7 +171,8 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
-        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
+        held = [_attribute(k, v, self._match.references.get(k)) for k, v in attributes.items()]
+        node = ir.Node(domain, op_type, inputs, held, outputs=outputs)
         self._nodes.append(node)
         return self._as_norm(node)
 
@@ -209,7 +210,9 @@ class Draft:
         return Emission(tuple(self._nodes), norm, y, total if self._match.sum is not None else None)
 
 
-def _attribute(name: str, value: int | float | list[int]) -> ir.Attr:
+def _attribute(name: str, value: int | float | list[int], reference: str | None = None) -> ir.Attr:
+    if reference is not None:
+        return ir.RefAttr(name, reference, ir.AttributeType.FLOAT)
     if isinstance(value, list):
         return ir.AttrInt64s(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)
