@@ -99,7 +99,7 @@ class _Rewriter:
         match = self._current(match)
         constant = functools.partial(self._constants.value, root)
         draft = Draft(match, self._names.unique, constant, self._imports)
-        made = self._writer.emit(match, draft)
+        made = draft.as_declared(self._writer.emit(match, draft))
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain

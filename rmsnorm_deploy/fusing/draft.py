@@ -172,6 +172,18 @@ class Draft:
         self._nodes.append(node)
         return node
 
+    def as_declared(self, made: Emission) -> Emission:
+        """``made``, followed by a Cast where it ends in an output of the graph that is declared as another type.
+
+        Such a model is invalid: its exporter thought that the norm has x's type, where the rule gives the scale's.
+        """
+        declared = self._match.output.dtype
+        if not self._match.output.is_graph_output() or declared is None or declared == made.y.dtype:
+            return made
+        made.y.name = self.unique(f"{self._name}_own_type")
+        y = self.cast(made.y, declared, "declared")
+        return dataclasses.replace(made, nodes=tuple(self._nodes), y=y)
+
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:
         """All that was written.
 

@@ -47,7 +47,8 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
 cli: commands printing streams options outcome app commands/* __init__
-fusing: __init__ draft names report guard touched inlined mending form forms trailing plan forms/* apply fuse pass_
+fusing: __init__ draft names report guard touched inlined foreign our_node mending form forms trailing plan
+    forms/* apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions retyping definition body naming reference schema traces known_bodies __init__
 recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
