@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.foreign import FOREIGN, Identifier, move_foreign
-from rmsnorm_deploy.fusing.inlined import free_names, has_inlined_names
+from rmsnorm_deploy.fusing.inlined import free_names, has_inlined_names, lost_norms
 from rmsnorm_deploy.fusing.names import Names
 from rmsnorm_deploy.fusing.our_node import OurNode, Repairs
 from rmsnorm_deploy.fusing.touched import Touched
@@ -26,6 +26,8 @@ from rmsnorm_deploy.recognise.engine import candidates, facts_of
 from rmsnorm_deploy.recognise.our_nodes import op_of
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
+NAMES = "names that onnxruntime would give again when it inlines bodies"
+"""The one repair that is none of a norm."""
 _WORDS = (
     ("body", "bodies"),
     ("name", "names"),
@@ -49,6 +51,7 @@ class Mended:
         bodies: function bodies that are new, as they are to stand in the file.
         renamed: new names of values of the main graph, by the old ones.
         declared: types and shapes of the main graph's values that the model was made without, under the new names.
+        inlined: how many norms of ours onnxruntime has inlined, as far as their names tell.
     """
 
     repaired: tuple[str, ...] = ()
@@ -58,6 +61,7 @@ class Mended:
     bodies: tuple[onnx.FunctionProto, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     declared: tuple[onnx.ValueInfoProto, ...] = ()
+    inlined: int = 0
 
     def __bool__(self) -> bool:
         """Whether anything was changed."""
@@ -105,11 +109,12 @@ class _Mending:
         touched.functions.update(changed)
         for node in moved:
             touched.node(node)
+        inlined = lost_norms(graphs)
         renamed: Mapping[str, str] = {}
         if (model.functions or candidates(graphs)) and has_inlined_names(graphs):  # else nothing will ever be inlined
             renamed = free_names(graphs, touched)
             self._declared = tuple(_renamed(info, renamed) for info in self._declared)
-            self._repaired.append("names that onnxruntime would give again when it inlines bodies")
+            self._repaired.append(NAMES)
         nodes = self._nodes(graphs)
         if not nodes and foreign and not is_known(model.opset_imports.get(DOMAIN, newest())):
             model.opset_imports[DOMAIN] = newest()  # the version was that of the foreign functions
@@ -122,6 +127,7 @@ class _Mending:
             tuple(self._bodies),
             renamed,
             self._declared,
+            inlined,
         )
 
     def _nodes(self, graphs: Sequence[Scope]) -> list[OurNode]:

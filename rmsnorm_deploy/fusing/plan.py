@@ -17,6 +17,7 @@ from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.op import DOMAIN, version_of
+from rmsnorm_deploy.op.traces import about_inlined
 from rmsnorm_deploy.recognise.engine import candidates, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -76,6 +77,8 @@ class Plan:
                 f"{already} norms are in the form '{DEFAULT}' already and stay so; for the form '{self.form.value}' "
                 "start from the model as it was exported"
             )
+        if self.mended.inlined > len(self.matches) or (self.mended.inlined and not done):
+            warnings.append(about_inlined(self.mended.inlined))
         if self.opset != self.given_opset:
             mood = "was" if done else "would be"
             by = " by onnx's version converter" if self.writer.may_convert else ""
