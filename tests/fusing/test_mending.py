@@ -1,5 +1,7 @@
 """What fusing does to norms of ours that a model already holds, after tools have been at it."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.compose
@@ -16,6 +18,7 @@ from tests.support.judge import rows
 from tests.support.run import run
 
 OPSETS = (11, 13, 17, 18, 23)
+FROZEN = sorted((Path(__file__).parents[1] / "data").glob("*/*.onnx"))
 NAMES = ["AddRMSNorm", "GeneralRMSNorm", "RMSNorm", "RMSNorm", "RMSNorm"]
 
 
@@ -92,6 +95,34 @@ def test_a_file_in_which_nothing_is_wrong_is_not_touched():
     again, report = rmsnorm_deploy.fuse(fused)
     assert report.repaired == report.warnings == ()
     assert again.SerializeToString() == fused.SerializeToString()
+
+
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_nothing_is_wrong_in_files_of_earlier_releases(path):
+    before = onnx.load(path)
+    again, report = rmsnorm_deploy.fuse(path)
+    assert report.repaired == report.warnings == ()
+    assert again.SerializeToString() == before.SerializeToString()
+
+
+def test_a_norm_beside_those_of_an_earlier_release_shares_their_body():
+    old = onnx.load(next(path for path in FROZEN if path.stem == "plain_float32_opset13"))
+    (x,), (y,) = old.graph.input, old.graph.output
+    added = [
+        helper.make_node("Mul", [y.name, y.name], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["mean"], axes=[-1], keepdims=1),
+        helper.make_node("Sqrt", ["mean"], ["root"]),
+        helper.make_node("Div", [y.name, "root"], ["z"]),
+    ]
+    old.graph.node.extend(added)
+    old.graph.output[0].name = "z"
+    fused, report = rmsnorm_deploy.fuse(old)
+    assert len(report.fused) == 1
+    assert report.repaired == ()
+    assert list(fused.functions) == list(old.functions)
+    feeds = {x.name: np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)}
+    for library in (None, register):
+        np.testing.assert_allclose(run(fused, feeds, True, library)[0], run(old, feeds, True)[0], 1e-5)
 
 
 def test_the_rest_of_a_mended_file_stays_byte_for_byte():
