@@ -108,7 +108,7 @@ class _Rewriter:
         # a local function imports versions of its own
         own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
         draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
-        made = self._writer.emit(match, draft)
+        made = draft.as_declared(self._writer.emit(match, draft))
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain
