@@ -52,7 +52,7 @@ model: __init__ atomic graphs dims files skeleton cut external splice opset load
 op: dtypes versions definition body reference schema __init__
 recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
     rounding square step ending reduction keepdims normalised output statistic grammar engine
-run: __init__ inputs library nvidia ort runnable toolchain providers session runner
+run: __init__ binary imports inputs library nvidia ort registering runnable toolchain providers runner session
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
