@@ -62,7 +62,9 @@ def _add_library(session_options: Any, key: str, path: Path, hint: str) -> None:
 def register(session_options: Any, *, override_builtin: bool = False) -> None:
     """Register the native library on session options; sessions made from them run our CPU kernels.
 
-    A second call on the same options does nothing: the first leaves a mark in their configuration entries.
+    A second call on the same options does nothing: the first leaves a mark in their configuration entries. onnxruntime
+    knows the domain ``rmsnorm_deploy`` for the rest of the process then, and writes it, as version 1000, into the
+    imports of every model that it saves there. Nothing that loads such a model minds.
 
     For sessions on the CPU, and on the CUDA provider where the library was built with CUDA (``rmsnorm-deploy doctor``
     says so). Elsewhere a CPU kernel would make onnxruntime copy the node's data to the host and back; there, leave the
