@@ -18,14 +18,12 @@ from rmsnorm_deploy.model.load import load_proto
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run import library, nvidia, toolchain
 from rmsnorm_deploy.run.ort import onnxruntime
-from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, SERVED, Provider
-from rmsnorm_deploy.run.session import library_problem
+from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
+from rmsnorm_deploy.run.registering import library_problem
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("rmsnorm-deploy", "onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "torch")
 _TVM = "0.27"
-_NOTHING_TO_SAY = {"AzureExecutionProvider"}
-"""Providers that run no operators of a model."""
 
 
 def examine(model: StrPath | None = None) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def examine(model: StrPath | None = None) -> dict[str, Any]:
         advice.append("For kernels on the GPU, install the CUDA toolkit (nvcc) and reinstall rmsnorm-deploy.")
     runs: dict[str, str] = {"fuse, explain": "here"}
     if providers:
-        for name in sorted(set(providers) - _NOTHING_TO_SAY, key=lambda n: (n != CPU.name, providers.index(n))):
+        for name in sorted(set(providers) - IDLE, key=lambda n: (n != CPU.name, providers.index(n))):
             runs[f"fused models on {name}"] = _on(SERVED.get(name), path if ready else None)
         if not any(gpu.name in providers for gpu in GPU):
             runs[f"fused models on {CUDA.name}"] = "not here: this onnxruntime is built without it"

@@ -19,9 +19,9 @@ from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds, adversarial_inputs, element_type, fit_inputs, is_float, make_inputs
 from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Model, Runnable
 from rmsnorm_deploy.run.runner import Runner
-from rmsnorm_deploy.run.session import library_problem
 
 _LARGEST_REWRITE = 2**30
 """onnxruntime writes a model's weights with it; above this size the kernels are not counted."""

@@ -54,7 +54,7 @@ op: dtypes versions retyping definition formula naming reference schema traces b
 recognise: __init__ match scopes element_types folding sameness refusal bindings inference factor sizes facts state
     leading our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
     reduction variance grammar ending engine
-run: __init__ inputs library nvidia ort runnable traces toolchain providers session runner
+run: __init__ binary imports inputs nvidia ort runnable traces toolchain library providers registering runner session
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
