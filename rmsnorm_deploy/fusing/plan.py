@@ -86,6 +86,7 @@ class Plan:
             opset=self.opset if done else self.given_opset,
             form=self.form.value,
             already=already,
+            dry_run=not done,
         )
 
 

@@ -100,6 +100,7 @@ class FusionReport:
         opset: the ai.onnx opset of the model that was returned; after a dry run, of the model as it is.
         form: the form in which the norms were written.
         already: number of our own nodes that the model had before.
+        dry_run: nothing was done; ``fused`` are the norms that would be.
     """
 
     fused: tuple[FusedNorm, ...]
@@ -110,6 +111,7 @@ class FusionReport:
     opset: int = 0
     form: str = "plugin"
     already: int = 0
+    dry_run: bool = False
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
@@ -123,7 +125,8 @@ class FusionReport:
     def summary(self) -> str:
         """One line for people."""
         total = len(self.fused) + len(self.near_misses)
-        text = f"fused {len(self.fused)} of {total}" if total else self._nothing
+        verb = "would fuse" if self.dry_run else "fused"
+        text = f"{verb} {len(self.fused)} of {total}" if total else self._nothing
         near = len(self.near_misses)
         return text + (f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else "")
 

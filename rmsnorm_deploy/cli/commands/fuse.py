@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rmsnorm_deploy.cli.options import FormOption, Inputs, JsonFlag, OldFormOption, Seed, Shapes, load_inputs, shapes_of
+from rmsnorm_deploy.cli.options import (
+    FormOption,
+    Inputs,
+    JsonFlag,
+    OldFormOption,
+    Seed,
+    Shapes,
+    is_there,
+    load_inputs,
+    shapes_of,
+)
 from rmsnorm_deploy.cli.outcome import outcome
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.printing import add_row, print_json, say, settle, show, table_of
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
 from rmsnorm_deploy.fusing.forms import DEFAULT
 
@@ -20,7 +31,7 @@ ORDER = 10
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with the original before OUT appears.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
     require: Annotated[
@@ -48,43 +59,48 @@ def command(
         raise UsageError(
             "--inputs, --shapes and --seed are for --verify, which is missing", "Add --verify or leave them out."
         )
-    if output is not None and str(output) == "-":
+    if output == "-":
         raise UsageError("a model cannot be written to stdout", "Name a file: '-o fused.onnx'.")
     if output is not None:
-        from rmsnorm_deploy.model.files import check_output
+        from rmsnorm_deploy.model.files import check_output, output_path
 
         # before any work: a refusal should not take a minute
-        if model.exists():
-            check_output(output, source=model, overwrite=force or dry_run)
+        if is_there(model):
+            check_output(output_path(output), source=model, overwrite=force or dry_run)
     from rmsnorm_deploy.fusing.fuse import fuse
 
     arrays, sizes = load_inputs(inputs, model), shapes_of(shapes)
     fused, report = fuse(model, form=op or form, dry_run=dry_run)
     if not as_json:
-        _print_report(report, dry_run=dry_run)
+        _print_report(report)
     _check_required(wanted, report)
-    saved = result = None
-    if output is not None and not dry_run:
-        from rmsnorm_deploy.model.save import save
+    result = None
 
-        def check(staged: Path) -> None:
-            nonlocal result
-            if verify:
-                from rmsnorm_deploy.check.verify import verify as compare
+    def check(staged: Path) -> None:
+        nonlocal result
+        if verify:
+            from rmsnorm_deploy.check.verify import verify as compare
 
-                result = compare(model, staged, inputs=arrays, shapes=sizes, seed=seed)
-                result.require()
+            result = compare(model, staged, inputs=arrays, shapes=sizes, seed=seed)
+            result.require()
 
-        saved = save(fused, output, source=model, overwrite=force, check=check)
-    if as_json:
-        print_json(
-            {
-                **report.to_dict(),
-                "dry_run": dry_run,
-                "output": saved.to_dict() if saved else None,
-                "verification": result.to_dict() if result else None,
-            }
-        )
+    with contextlib.ExitStack() as stack:
+        saved = None
+        if output is not None and not dry_run:
+            from rmsnorm_deploy.model.save import saving
+
+            saved = stack.enter_context(saving(fused, output, source=model, overwrite=force, check=check))
+        # in here, so that a result that cannot be told leaves no output
+        if as_json:
+            print_json(
+                {
+                    **report.to_dict(),
+                    "dry_run": dry_run,
+                    "output": saved.to_dict() if saved else None,
+                    "verification": result.to_dict() if result else None,
+                }
+            )
+        settle()
     if result is not None:
         say(f"verified: {result.summary()}")
         if result.library:
@@ -120,7 +136,7 @@ def _check_required(wanted: int | None, report: Any) -> None:
     )
 
 
-def _print_report(report: Any, *, dry_run: bool) -> None:
+def _print_report(report: Any) -> None:
     names = sorted(set(report.ops_before) | set(report.ops_after))
     changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
     if changed:
@@ -130,7 +146,7 @@ def _print_report(report: Any, *, dry_run: bool) -> None:
         add_row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
         show(table)
         show("")
-    show(outcome(report, dry_run=dry_run))
+    show(outcome(report))
     for warning in report.warnings:
         say(f"warning: {warning}")
     fewer = sum(f.rounding == "fewer" for f in report.fused)
