@@ -55,9 +55,9 @@ recognise: __init__ match inference scopes folding refusal facts factor leading 
     rounding square step ending reduction keepdims normalised output statistic grammar engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
-tvm/artefact: __init__ cubin linking weights load
-tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
-    rotary shaping slicing convert
+tvm/artefact: __init__ cubin linking description weights load
+tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
+    matrices rotary shaping slicing convert
 tvm/passes: __init__ lower rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
