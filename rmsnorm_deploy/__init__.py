@@ -16,6 +16,7 @@ from rmsnorm_deploy.fusing.forms import Form
 from rmsnorm_deploy.fusing.fuse import explain, fuse
 from rmsnorm_deploy.fusing.pass_ import RmsNormFusionPass
 from rmsnorm_deploy.fusing.report import FusionReport
+from rmsnorm_deploy.fusing.unfuse import unfuse
 from rmsnorm_deploy.model.save import save
 from rmsnorm_deploy.op import register_schemas
 from rmsnorm_deploy.run.library import library_path
@@ -41,5 +42,6 @@ __all__ = [
     "register_schemas",
     "save",
     "session",
+    "unfuse",
     "verify",
 ]

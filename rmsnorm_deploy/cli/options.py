@@ -11,6 +11,7 @@ from rmsnorm_deploy.fusing.forms import NAMES
 from rmsnorm_deploy.tvm.targets.registry import TARGETS_IN_WORDS
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")]
 Shapes = Annotated[
     list[str] | None,
     typer.Option("--shapes", metavar="NAME:1,8,64", help="Shape of a generated input; may be repeated."),

@@ -14,5 +14,5 @@ def outcome(report: FusionReport, *, dry_run: bool) -> str:
     """
     summary = report.summary()
     if dry_run:
-        summary = summary.replace("fused", "would fuse", 1)
-    return summary + (f" ({report.already} fused before)" if report.already else "")
+        summary = summary.replace(f"{report.task}d", f"would {report.task}", 1)
+    return summary + (f" ({report.already} fused before)" if report.already and report.task == "fuse" else "")

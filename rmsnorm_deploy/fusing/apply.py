@@ -5,20 +5,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.fusing.clearing import clear
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
 from rmsnorm_deploy.fusing.report import FusedNorm
-from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs
+from rmsnorm_deploy.fusing.touched import Touched
+from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs, opset_of
+from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match
-from rmsnorm_deploy.recognise.scopes import Scope
+from rmsnorm_deploy.recognise.our_nodes import op_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,34 +30,39 @@ class Changes:
 
     Attributes:
         fused: the norms, in graph order.
-        touched: nodes that carry a changed subgraph.
-        functions: local functions that were changed.
-        bodies: the function bodies that the model needs now and did not have.
+        touched: nodes that were changed themselves or carry a changed subgraph.
+        functions: local functions that were changed or are new.
+        bodies: function bodies that are new, as they are to stand in the file.
+        renamed: values of the main graph and its subgraphs that have another name, by the old one.
     """
 
     fused: tuple[FusedNorm, ...] = ()
     touched: frozenset[ir.Node] = frozenset()
     functions: frozenset[ir.Function] = frozenset()
     bodies: tuple[onnx.FunctionProto, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anything has changed."""
+        return bool(self.fused or self.touched or self.functions)
 
 
 def apply(plan: Plan) -> Changes:
-    """Write the norms of ``plan`` into its model, in place.
-
-    Where the plan has the model as a proto too, the function bodies are left to the caller, who puts the changes into
-    that proto.
-    """
+    """Write the norms of ``plan`` into its model, in place. What was mended before counts as changed, too."""
+    touched, mended = Touched(plan.scopes), plan.mended
     if not plan.matches:
-        return Changes()
+        return Changes((), mended.touched, mended.functions, mended.bodies, mended.renamed)
     if plan.opset != plan.given_opset:
         name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
         plan.model.opset_imports[name] = plan.opset
     # names are taken before anything changes: a value that another norm takes over loses its own
     descriptions = plan.described()
-    rewriter = _Rewriter(plan)
+    rewriter = _Rewriter(plan, touched)
     norms = [rewriter.replace(match) for match in plan.matches]
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
     rewriter.sort()
+    if any(op_of(match.nodes[-1]) is not None for match in plan.matches):
+        clear(plan.model)
     bodies = _supply(plan)
     fused = tuple(
         dataclasses.replace(
@@ -65,21 +73,24 @@ def apply(plan: Plan) -> Changes:
         )
         for text, match, norm in zip(descriptions, plan.matches, norms, strict=True)
     )
-    return Changes(fused, frozenset(rewriter.touched), frozenset(rewriter.functions), bodies)
+    return Changes(
+        fused,
+        mended.touched | touched.nodes,
+        mended.functions | touched.functions | frozenset(function for _, function in bodies),
+        (*mended.bodies, *(body for body, _ in bodies)),
+        mended.renamed,
+    )
 
 
 class _Rewriter:
     """Replaces norm after norm, and remembers what stands for what since then."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.touched: set[ir.Node] = set()
-        self.functions: set[ir.Function] = set()
+    def __init__(self, plan: Plan, touched: Touched) -> None:
+        self._touched = touched
         self._writer = plan.writer
         self._names = Names(plan.scopes)
         self._constants = Constants(self._names)
-        self._roots = _roots(plan.scopes)
-        self._imports = plan.model.opset_imports
-        self._holders = {scope.graph: scope.holder for scope in plan.scopes if scope.holder is not None}
+        self._model = plan.model
         self._successors: dict[ir.Value, ir.Value] = {}
         self._unsorted: set[ir.Graph | ir.Function] = set()
 
@@ -87,11 +98,13 @@ class _Rewriter:
         """Put the form's nodes in front of the last of the match's, and give them its uses. Returns the norm."""
         graph = match.nodes[-1].graph
         assert graph is not None
-        root = self._roots[graph]
-        self._touch(graph, root)
+        root = self._touched.roots[graph]
+        self._touched.graph(graph)
         match = self._current(match)
         constant = functools.partial(self._constants.value, root)
-        draft = Draft(match, self._names.unique, constant, self._imports)
+        # a local function imports versions of its own
+        own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
+        draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
         made = self._writer.emit(match, draft)
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
@@ -112,14 +125,6 @@ class _Rewriter:
         for graph in self._unsorted:
             if not _is_ordered(graph):
                 graph.sort()
-
-    def _touch(self, graph: ir.Graph | ir.Function, root: ir.Graph | ir.Function) -> None:
-        """Note the nodes and the function through which a changed graph hangs in the model."""
-        if isinstance(root, ir.Function):
-            self.functions.add(root)
-        while (holder := self._holders.get(graph)) is not None and holder.graph is not None:
-            self.touched.add(holder)
-            graph = holder.graph
 
     def _current(self, match: Match) -> Match:
         """The match with every value that an earlier replacement took over exchanged for its successor."""
@@ -173,7 +178,7 @@ def _remove_dead(candidates: Iterable[ir.Node]) -> set[ir.Node]:
     return removed
 
 
-def _supply(plan: Plan) -> tuple[onnx.FunctionProto, ...]:
+def _supply(plan: Plan) -> list[tuple[onnx.FunctionProto, ir.Function]]:
     """Give the model the versions, imports and function bodies that its new norms need. Returns the bodies."""
     model = plan.model
     model.ir_version = max(model.ir_version, *(needs.ir_version for needs in plan.needs))
@@ -181,27 +186,19 @@ def _supply(plan: Plan) -> tuple[onnx.FunctionProto, ...]:
     for needs in plan.needs:
         makers.update(needs.bodies)
         for domain, version in needs.domains.items():
-            model.opset_imports[domain] = max(version, model.opset_imports.get(domain, 0))
+            # a version of ours is the model's own, unless what it imports is none
+            known = 0 if domain == DOMAIN else model.opset_imports.get(domain, 0)
+            model.opset_imports[domain] = max(version, known)
             for function in model.functions.values():
                 if function.domain != domain and any(n.domain == domain for n in function.all_nodes()):
                     function.opset_imports[domain] = model.opset_imports[domain]
-    made = [makers[name](plan.opset) for name in sorted(makers)]
-    bodies = tuple(b for b in made if (b.domain, b.name, b.overload) not in model.functions)
-    if plan.proto is None:
-        for body in bodies:
+    bodies = []
+    for body in (makers[name](plan.opset) for name in sorted(makers)):
+        if (body.domain, body.name, body.overload) not in model.functions:
             function = ir.serde.deserialize_function(body)
             model.functions[function.identifier()] = function
+            bodies.append((body, function))
     return bodies
-
-
-def _roots(graphs: Iterable[Scope]) -> dict[ir.Graph | ir.Function, ir.Graph | ir.Function]:
-    """For each graph the main graph or local function that it belongs to."""
-    roots: dict[ir.Graph | ir.Function, ir.Graph | ir.Function] = {}
-    for scope in graphs:
-        roots[scope.graph] = scope.root
-        # nodes of a function name its inner graph as theirs
-        roots.update({n.graph: scope.root for n in scope.nodes[:1] if n.graph is not None})
-    return roots
 
 
 def _is_ordered(graph: ir.Graph | ir.Function) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise.match import Match
 
 METADATA = "rmsnorm_deploy."
@@ -18,6 +19,9 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Attributes = Mapping[str, int | float | list[int]]
+
+_NORM = "_rmsnorm"
+"""The end of the name of every node that is a norm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +65,16 @@ class Draft:
         self.constant = constant
         self.imports = imports
         self._match = match
-        self._name = match.nodes[-1].name or match.output.name or "norm"
+        name = match.nodes[-1].name or match.output.name or "norm"
+        # a norm that was written before keeps its name: its node goes, whatever it was
+        self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
+        self._name = name.removesuffix(_NORM) or "norm"
         self._nodes: list[ir.Node] = []
+
+    @property
+    def opset(self) -> int:
+        """Of ai.onnx, as the nodes have to be written."""
+        return next((self.imports[name] for name in AI_ONNX if name in self.imports), 0)
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
         """x, residual and the sum, with the addition or the Cast in front of them written out where it has to be."""
@@ -88,20 +100,19 @@ class Draft:
         *,
         dtype: ir.DataType,
         like: ir.Value | None = None,
+        attributes: Attributes | None = None,
     ) -> ir.Value:
         """A standard node before or after the norm; returns its output."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
-        self._nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.unique(f"{output.name}_node")))
+        given = [_attribute(k, v) for k, v in (attributes or {}).items()]
+        node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
+        self._nodes.append(node)
         return output
 
     def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         """``value`` cast to ``to``."""
-        output = self.node("Cast", [value], name, like=value, dtype=to)
-        producer = output.producer()
-        assert producer is not None
-        producer.attributes["to"] = ir.AttrInt64("to", int(to))
-        return output
+        return self.node("Cast", [value], name, like=value, dtype=to, attributes={"to": int(to)})
 
     def as_type(self, scale: ir.Value, to: ir.DataType) -> ir.Value:
         """The scale in the type ``to``."""
@@ -127,20 +138,26 @@ class Draft:
     def scale(self) -> ir.Value:
         """The scale: ones where there is none, times the factor where there is one."""
         match = self._match
-        if match.scale is None:
-            if match.factor != 1.0:
-                self.scale_type = DOUBLE if self.dtype == DOUBLE else FLOAT
-                if match.bias is not None:
-                    self.scale_type = match.scale_dtype
-                return self.constant(f"{self._name}_scale", full([], match.factor, self.scale_type))
-            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
         if match.factor == 1.0:
-            return match.scale
-        scale = match.scale
-        if self.scale_type in SIXTEEN_BIT:
-            scale = self.as_type(scale, FLOAT)
-        factor = self.constant("rmsnorm_factor", full([], match.factor, self.scale_type))
-        return self.node("Mul", [scale, factor], "scale", like=scale, dtype=self.scale_type)
+            if match.scale is not None:
+                return match.scale
+            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
+        # a factor is not rounded to 16 bits, nor is its product with a scale
+        wide = DOUBLE if self.dtype == DOUBLE else FLOAT
+        if match.scale is None:
+            self.scale_type = wide
+            return self.constant(f"{self._name}_scale", full([], match.factor, wide))
+        scale = self.as_type(match.scale, wide)
+        factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
+        return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def bias(self) -> ir.Value:
+        """The bias, in the type that the scale is written in: the neutral one where there is none."""
+        bias = self._match.bias
+        if bias is None:
+            # -0.0 is the number that changes nothing when added, not even the sign of a zero
+            return self.constant("rmsnorm_no_bias", full([], -0.0, self.scale_type))
+        return bias if self._match.scale_dtype == self.scale_type else self.cast(bias, self.scale_type, "bias_cast")
 
     def _ones_shape(self) -> list[int]:
         """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; no dimension if d is unknown."""
@@ -154,22 +171,31 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
-        last = self._match.nodes[-1]
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            [_attribute(k, v) for k, v in attributes.items()],
-            outputs=outputs,
-            name=self.unique(f"{self._name}_rmsnorm"),
-            doc_string=last.doc_string,
-            metadata_props={
-                **last.metadata_props,
-                METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
-                METADATA + "spelling": self._match.spelling,
-            },
-        )
+        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
         self._nodes.append(node)
+        return self._as_norm(node)
+
+    def written(self, y: ir.Value, total: ir.Value | None) -> Emission:
+        """All that was written, where the last node stands for the norm, whichever that is.
+
+        Args:
+            y: the norm's output, which the last node gives.
+            total: x + residual, where there is a value of it.
+        """
+        return self.done(self._as_norm(self._nodes[-1]), y, total)
+
+    def _as_norm(self, node: ir.Node) -> ir.Node:
+        last = self._match.nodes[-1]
+        history = {
+            METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
+            METADATA + "spelling": self._match.spelling,
+        }
+        node.name = self._own_name or self.unique(f"{self._name}{_NORM}")
+        node.doc_string = last.doc_string
+        # one that was written before knows what it stands for
+        node.metadata_props.update(
+            {**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history}
+        )
         return node
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:

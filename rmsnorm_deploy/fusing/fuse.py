@@ -12,8 +12,8 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named, writer_of
 from rmsnorm_deploy.fusing.guard import model_errors
-from rmsnorm_deploy.fusing.plan import planned
-from rmsnorm_deploy.fusing.report import FusionReport
+from rmsnorm_deploy.fusing.prepare import prepared
+from rmsnorm_deploy.fusing.report import FusionReport, Task
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.splice import splice
 
@@ -38,9 +38,10 @@ def fuse(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        form: what the norms are written as: a :class:`rmsnorm_deploy.Form` or its name. ``plugin`` expresses every
-            norm; other forms leave norms alone that they cannot express, and the report says why. The form ``onnx``
-            raises the model to opset 23.
+        form: what the norms are written as: a :class:`rmsnorm_deploy.Form` or its name. ``plugin`` and ``standard``
+            express every norm; other forms leave norms alone that they cannot express, and the report says why. The
+            form ``onnx`` raises the model to opset 23. Norms that are our nodes already stay so in the form ``plugin``;
+            for every other form they are unfused first.
         dry_run: only say what would be done; the model returned is the original (for a path: as loaded).
 
     Returns:
@@ -51,17 +52,23 @@ def fuse(
             than 11.
         UsageError: there is no such form, or ``model`` is of another type.
     """
-    chosen = form_named(form)
+    return rewritten(model, form_named(form), dry_run, "fuse")
+
+
+def rewritten(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, form: Form, dry_run: bool, task: Task
+) -> tuple[onnx.ModelProto | ir.Model, FusionReport]:
+    """What :func:`fuse` and :func:`rmsnorm_deploy.unfuse` do. Arguments, results and errors are theirs."""
     if not isinstance(model, (str, os.PathLike, onnx.ModelProto, ir.Model)):
         raise UsageError(
-            f"cannot fuse a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
+            f"cannot {task} a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
     with model_errors(model):
         if isinstance(model, ir.Model):
-            return _fuse_ir(model, chosen, dry_run)
+            return _rewritten_ir(model, form, dry_run, task)
         if isinstance(model, onnx.ModelProto):
-            return _fuse_proto(model, None, chosen, dry_run)
-        return _fuse_proto(load_proto(model), os.fspath(model), chosen, dry_run)
+            return _rewritten_proto(model, None, form, dry_run, task)
+        return _rewritten_proto(load_proto(model), os.fspath(model), form, dry_run, task)
 
 
 def explain(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form: Form | str = DEFAULT) -> FusionReport:
@@ -80,7 +87,7 @@ def explain(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form:
     return fuse(model, form=form, dry_run=True)[1]
 
 
-def _fuse_ir(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, FusionReport]:
+def _rewritten_ir(model: ir.Model, form: Form, dry_run: bool, task: Task) -> tuple[ir.Model, FusionReport]:
     try:
         copy = model.clone()
     except (RuntimeError, ValueError) as error:
@@ -88,17 +95,17 @@ def _fuse_ir(model: ir.Model, form: Form, dry_run: bool) -> tuple[ir.Model, Fusi
             f"the model cannot be copied: {error}",
             "onnx_ir has no sparse initializers; pass the path or the onnx.ModelProto.",
         ) from error
-    plan = planned(copy, form)
+    plan = prepared(copy, form, task=task)
     if dry_run:
         return model, plan.report()
     report = plan.report(apply(plan).fused)
     return plan.model, report
 
 
-def _fuse_proto(
-    proto: onnx.ModelProto, path: str | None, form: Form, dry_run: bool
+def _rewritten_proto(
+    proto: onnx.ModelProto, path: str | None, form: Form, dry_run: bool, task: Task
 ) -> tuple[onnx.ModelProto, FusionReport]:
-    """Fuse a model in memory, which is the caller's unless it was read from ``path``."""
+    """Rewrite a model in memory, which is the caller's unless it was read from ``path``."""
     declared: list[onnx.ValueInfoProto] = []
     if path is not None and not writer_of(form).may_convert:
         # onnx_ir would make objects of all types and shapes in the file, of which few are asked for; the version
@@ -106,18 +113,18 @@ def _fuse_proto(
         declared = list(proto.graph.value_info)
         del proto.graph.value_info[:]
     model = to_ir(proto, path)
-    plan = planned(model, form, proto, declared)
+    before = tuple(model.graph)
+    plan = prepared(model, form, proto, declared, task)
     proto.graph.value_info.extend(declared)
     if dry_run:
         return _own(proto, path), plan.report()
-    before = tuple(model.graph)
     changes = apply(plan)
     report = plan.report(changes.fused)
     if plan.model is not model:  # onnx's converter has rewritten every node
         return ir.to_proto(plan.model), report
     result = _own(proto, path)
-    if changes.fused:
-        splice(result, model, before, set(changes.touched), changes.functions, changes.bodies)
+    if changes:
+        splice(result, model, before, set(changes.touched), changes.functions, changes.bodies, changes.renamed)
     return result, report
 
 

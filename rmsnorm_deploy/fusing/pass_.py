@@ -7,7 +7,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named
 from rmsnorm_deploy.fusing.guard import model_errors
-from rmsnorm_deploy.fusing.plan import planned
+from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport
 
 
@@ -37,9 +37,9 @@ class RmsNormFusionPass(ir.passes.InPlacePass):
             ModelError: the graph contradicts itself, or its ai.onnx opset is older than 11.
         """
         with model_errors(model):
-            plan = planned(model, self.form)
+            plan = prepared(model, self.form)
             self.report = plan.report(apply(plan).fused)
         if plan.model is not model:
             # the version converter has made another model
             model.graph, model.ir_version = plan.model.graph, plan.model.ir_version
-        return ir.passes.PassResult(model, modified=bool(self.report.fused))
+        return ir.passes.PassResult(model, modified=bool(self.report.fused or self.report.repaired))

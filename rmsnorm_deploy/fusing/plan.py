@@ -11,13 +11,15 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
-from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
-from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
+from rmsnorm_deploy.fusing.forms import DEFAULT, STANDARD, Form, writer_of
+from rmsnorm_deploy.fusing.mending import Mended
+from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, Task, described
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.op import DOMAIN, version_of
-from rmsnorm_deploy.recognise.engine import candidates, recognise
+from rmsnorm_deploy.recognise.engine import candidates, facts_of, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
+from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 
@@ -36,6 +38,9 @@ class Plan:
         given_opset: the ai.onnx opset of the model that was given.
         opset: the one that the fused model has.
         ops: number of nodes by operator in the model that was given.
+        mended: what was put right in it beforehand.
+        task: what the norms are written for: "fuse" or "unfuse".
+        unfused: number of our nodes that were written in standard operators beforehand.
     """
 
     model: ir.Model
@@ -48,6 +53,9 @@ class Plan:
     given_opset: int
     opset: int
     ops: dict[str, int]
+    mended: Mended
+    task: Task = "fuse"
+    unfused: int = 0
 
     @property
     def writer(self) -> OutputForm:
@@ -66,13 +74,9 @@ class Plan:
             fused: the norms as they were written; None where nothing was changed.
         """
         done = fused is not None
-        already = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
-        warnings = []
-        if already and self.form is not Form(DEFAULT):
-            warnings.append(
-                f"{already} norms are in the form '{DEFAULT}' already and stay so; for the form '{self.form.value}' "
-                "start from the model as it was exported"
-            )
+        ours = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
+        already = ours - self.unfused - sum(op_of(match.nodes[-1]) is not None for match in self.matches)
+        warnings = list(self.mended.warnings)
         if self.opset != self.given_opset:
             mood = "was" if done else "would be"
             by = " by onnx's version converter" if self.writer.may_convert else ""
@@ -86,6 +90,8 @@ class Plan:
             opset=self.opset if done else self.given_opset,
             form=self.form.value,
             already=already,
+            repaired=self.mended.repaired,
+            task=self.task,
         )
 
 
@@ -94,18 +100,23 @@ def planned(
     form: Form,
     proto: onnx.ModelProto | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
+    mended: Mended | None = None,
+    task: Task = "fuse",
 ) -> Plan:
-    """What fusing ``model`` in ``form`` would do.
+    """What fusing ``model`` in ``form``, or unfusing it, would do.
 
     Args:
         model: the model; it is not changed.
         form: what the norms are to be written as.
         proto: the same model as a proto, where the caller has one; it is not changed.
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
+        mended: what was put right in ``model`` beforehand.
+        task: "fuse": the norms that are recognised and, where the form is the standard one, those that are our nodes;
+            "unfuse": only the latter.
 
     Raises:
-        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model has norms of
-            ours in a version that this release does not know.
+        ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model imports a
+            version of our domain that this release does not know.
     """
     writer, opset, graphs = writer_of(form), opset_of(model), scopes(model)
     ops, given, cannot = count_ops(graphs), (model, graphs), ""
@@ -121,7 +132,12 @@ def planned(
         version_of(model.opset_imports)
     except ValueError as error:
         raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
-    matches, misses = recognise(model, proto, graphs, declared)
+    matches, misses = ([], []) if task == "unfuse" else recognise(model, proto, graphs, declared)
+    if form is STANDARD and any(name.startswith(f"{DOMAIN}::") for name in ops):
+        ours, invalid = read_all(facts_of(model, proto, graphs, declared), graphs, model.opset_imports)
+        place = {node: i for i, node in enumerate(n for g in graphs for n in g.nodes)}
+        matches = sorted([*matches, *ours], key=lambda match: place[match.nodes[-1]])
+        misses = [*misses, *invalid]
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
         fitting = writer.suits(match)
@@ -152,6 +168,8 @@ def planned(
         given_opset=opset,
         opset=now,
         ops=ops,
+        mended=Mended() if mended is None else mended,
+        task=task,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -13,13 +13,16 @@ from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 SCHEMA_VERSION = 1
 """Version of the dictionary that :meth:`FusionReport.to_dict` gives; raised when a key changes its meaning."""
 
+Task = Literal["fuse", "unfuse"]
+"""What norms are written for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FusedNorm:
-    """One norm that became one node.
+    """One norm that was written anew: as one node, in most forms.
 
     Attributes:
-        node: name of the new node.
+        node: name of the new node; of the last one in the form ``standard``.
         op: its operator.
         scope: the graph it stands in; "" is the main graph.
         x: name of the normalised value.
@@ -89,17 +92,20 @@ def described(match: Match, version: int) -> FusedNorm:
 
 @dataclasses.dataclass(frozen=True)
 class FusionReport:
-    """Everything that one call of :func:`rmsnorm_deploy.fuse` did or would do.
+    """Everything that one call of :func:`rmsnorm_deploy.fuse` or :func:`rmsnorm_deploy.unfuse` did or would do.
 
     Attributes:
-        fused: the norms that became one node, in graph order.
+        fused: the norms that were written, in graph order.
         missed: the candidates left alone, each with its reason.
         ops_before: number of nodes by operator ("domain::Op" outside ai.onnx), subgraphs and local functions included.
         ops_after: the same after fusing; our own function bodies are not counted.
         warnings: what the user should know about the model as a whole.
         opset: the ai.onnx opset of the model that was returned; after a dry run, of the model as it is.
         form: the form in which the norms were written.
-        already: number of our own nodes that the model had before.
+        already: number of our own nodes that the model had before and keeps.
+        repaired: what tools had done to those nodes and was put right, such as "bodies of 9 norms"; after a dry run,
+            what would be.
+        task: "fuse" or "unfuse".
     """
 
     fused: tuple[FusedNorm, ...]
@@ -110,22 +116,28 @@ class FusionReport:
     opset: int = 0
     form: str = "plugin"
     already: int = 0
+    repaired: tuple[str, ...] = ()
+    task: Task = "fuse"
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
-        """The misses that got as far as a square: those that a user may have expected to be fused."""
-        return tuple(m for m in self.missed if m.stage >= Stage.SQUARE)
+        """The misses that a user may have expected to be fused: all that got as far as a square, variances excepted."""
+        return tuple(m for m in self.missed if m.stage >= Stage.SQUARE and not m.other)
 
     @property
     def _nothing(self) -> str:
+        if self.task == "unfuse":
+            return "there is no norm to unfuse"
         return "no RMSNorm is left to fuse" if self.already else "no RMSNorm found"
 
     def summary(self) -> str:
         """One line for people."""
         total = len(self.fused) + len(self.near_misses)
-        text = f"fused {len(self.fused)} of {total}" if total else self._nothing
+        text = f"{self.task}d {len(self.fused)} of {total}" if total else self._nothing
         near = len(self.near_misses)
-        return text + (f"; {near} near-miss{'es' if near > 1 else ''} (run explain)" if near else "")
+        if near and self.task == "fuse":
+            text += f"; {near} near-miss{'es' if near > 1 else ''} (run explain)"
+        return text + (f"; repaired: {', '.join(self.repaired)}" if self.repaired else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""
@@ -145,9 +157,11 @@ class FusionReport:
 
         return {
             "schema_version": SCHEMA_VERSION,
+            "task": self.task,
             "opset": self.opset,
             "form": self.form,
             "already_fused": self.already,
+            "repaired": list(self.repaired),
             "fused": [dataclasses.asdict(f) for f in self.fused],
             "missed": [miss(m) for m in self.missed],
             "ops_before": self.ops_before,

@@ -16,8 +16,8 @@ PLAIN = frozenset(
 """Types of attributes that hold neither a tensor nor a graph."""
 
 
-def opset_of(model: ModelProto | ir.Model) -> int:
-    """The model's ai.onnx opset; 0 where it names none."""
+def opset_of(model: ModelProto | ir.Model | ir.Function) -> int:
+    """The ai.onnx opset of a model or a local function; 0 where it names none."""
     if isinstance(model, ModelProto):
         return next((o.version for o in model.opset_import if o.domain in AI_ONNX), 0)
     return next((model.opset_imports[name] for name in AI_ONNX if name in model.opset_imports), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +17,7 @@ def splice(
     rewritten: set[ir.Node],
     functions: Iterable[ir.Function],
     bodies: Iterable[onnx.FunctionProto],
+    renamed: Mapping[str, str],
 ) -> None:
     """Give ``proto`` the nodes, initializers, functions and versions of ``model``, in place.
 
@@ -26,10 +27,12 @@ def splice(
         proto: the proto that ``model`` was made from.
         model: the same model, changed.
         before: the nodes of the main graph before the change, in order.
-        rewritten: nodes of the main graph that carry a changed subgraph.
-        functions: local functions that were changed.
-        bodies: local functions to add.
+        rewritten: nodes of the main graph that were changed or carry a changed subgraph.
+        functions: local functions that were changed or added.
+        bodies: those of them that are to stand in the file exactly so.
+        renamed: values that have another name now, by the old one.
     """
+    _rename(proto.graph, renamed)
     known = dict(zip(before, proto.graph.node, strict=True))
     outputs_before = {o for n in proto.graph.node for o in n.output}
     nodes = []
@@ -46,9 +49,11 @@ def splice(
     proto.graph.node.extend(nodes)
     _initializers(proto.graph, model.graph)
     _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs))
-    _functions(proto, model, {f.identifier() for f in functions})
-    proto.functions.extend(bodies)
+    _functions(proto, model, {f.identifier() for f in functions}, bodies)
     proto.ir_version = model.ir_version
+    for i in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[i].domain not in model.opset_imports:
+            del proto.opset_import[i]
     versions = {o.domain: o for o in proto.opset_import}
     for domain, version in model.opset_imports.items():
         if domain not in versions:
@@ -86,19 +91,41 @@ def _initializers(proto: onnx.GraphProto, graph: ir.Graph) -> None:
             proto.initializer.append(ir.serde.serialize_tensor(value.const_value))
 
 
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Move what is said about a value to its new name."""
+    if not renamed:
+        return
+    for info in graph.value_info:
+        info.name = renamed.get(info.name, info.name)
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)
+        for parameter in annotation.quant_parameter_tensor_names:
+            parameter.value = renamed.get(parameter.value, parameter.value)
+
+
 def _value_info(proto: onnx.GraphProto, gone: set[str]) -> None:
     for i in reversed(range(len(proto.value_info))):
         if proto.value_info[i].name in gone:
             del proto.value_info[i]
 
 
-def _functions(proto: onnx.ModelProto, model: ir.Model, changed: set[tuple[str, str, str]]) -> None:
-    if not changed:
+def _functions(
+    proto: onnx.ModelProto,
+    model: ir.Model,
+    changed: set[tuple[str, str, str]],
+    bodies: Iterable[onnx.FunctionProto],
+) -> None:
+    known = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    if not changed and known.keys() == model.functions.keys():
         return
-    old = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    functions = [
-        ir.serde.serialize_function(function) if identifier in changed else old[identifier]
-        for identifier, function in model.functions.items()
-    ]
+    exact = {(f.domain, f.name, f.overload): f for f in bodies}
+    functions = []
+    for identifier, function in model.functions.items():
+        if identifier in exact:
+            functions.append(exact[identifier])
+        elif identifier in known and identifier not in changed:
+            functions.append(known[identifier])
+        else:
+            functions.append(ir.serde.serialize_function(function))
     del proto.functions[:]
     proto.functions.extend(functions)

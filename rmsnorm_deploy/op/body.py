@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
+from rmsnorm_deploy.op import formula
 from rmsnorm_deploy.op.definition import ATTRIBUTES, NormParameters, Op, attribute_names
 from rmsnorm_deploy.op.versions import DOMAIN
 
@@ -14,15 +15,23 @@ MIN_OPSET = 11
 """Oldest ai.onnx opset in which the function bodies can be written."""
 MIN_IR_VERSION = 8
 """Oldest IR version that has model-local functions."""
+_CAST_LIKE = 15
+"""The opset in which CastLike came."""
 _KINDS = {a.name: a.kind for a in ATTRIBUTES}
 
 
-class _Body:
+class _Body(formula.Writer[str]):
     """Collects the nodes of one function body; every method returns the name of the value it made."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, like_x: bool) -> None:
         self.nodes: list[NodeProto] = []
         self.opset = opset
+        self.like_x = like_x
+
+    def _append(self, node: NodeProto) -> None:
+        """Every node has a name: compilers that inline a function make the names of its nodes from them."""
+        node.name = f"{node.op_type}_{len(self.nodes)}"
+        self.nodes.append(node)
 
     def add(self, op_type: str, inputs: Sequence[str], output: str = "", **references: str) -> str:
         """A node whose attributes are references to the function's: ``to="stash_type"``."""
@@ -30,19 +39,18 @@ class _Body:
         node = helper.make_node(op_type, list(inputs), [output])
         for name, reference in references.items():
             node.attribute.append(AttributeProto(name=name, ref_attr_name=reference, type=_KINDS[reference]))
-        self.nodes.append(node)
+        self._append(node)
         return output
 
     def cast(self, value: str, to: str, output: str = "") -> str:
+        """``value`` in the type ``to``; what is to have X's type gets it from X, whatever a tool has made of that."""
+        if to == "output_type" and self.like_x:
+            return self.add("CastLike", [value, "X"], output)
         return self.add("Cast", [value], output, to=to)
-
-    def rounded(self, value: str, to: str) -> str:
-        """``value`` rounded to the type ``to`` and back: nothing is ever computed in a 16-bit type."""
-        return self.cast(self.cast(value, to), "stash_type")
 
     def constant(self, value: object) -> str:
         output = f"constant_{len(self.nodes)}"
-        self.nodes.append(helper.make_node("Constant", [], [output], value=value))
+        self._append(helper.make_node("Constant", [], [output], value=value))
         return output
 
     def float_attribute(self, name: str) -> str:
@@ -55,20 +63,52 @@ class _Body:
             value = self.add("Neg", [self.add("LeakyRelu", [minus_one], alpha=name)])
         return self.cast(value, "stash_type")
 
-    def mean(self, value: str) -> str:
-        if self.opset < 18:
-            mean = self.add("ReduceMean", [value], axes="axes")
-        else:
-            mean = self.add("ReduceMean", [value, self.add("Constant", [], value_ints="axes")])
-        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
-        return mean
+    def wide(self, operand: str) -> str:
+        return self.cast(operand, "stash_type")
 
-    def first_features(self, value: str) -> str:
-        """The first ``partial_size`` features. The slice starts at axes * 0, a zero for each axis."""
+    def total(self) -> str:
+        total = self.add("Add", [self.wide("X"), self.wide("residual")])
+        return self.wide(self.cast(total, "output_type", "sum"))
+
+    def first_features(self, x: str) -> str:
+        """The slice starts at axes * 0, a zero for each axis."""
+        if self.opset < 12:
+            return x  # Constant cannot hold a list of integers yet: see min_opset
         axes = self.add("Constant", [], value_ints="axes")
         ends = self.add("Constant", [], value_ints="partial_size")
         zero = self.constant(helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
-        return self.add("Slice", [value, self.add("Mul", [axes, zero]), ends, axes])
+        return self.add("Slice", [x, self.add("Mul", [axes, zero]), ends, axes])
+
+    def mean_square(self, x: str) -> str:
+        # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
+        two = self.wide(self.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])))
+        square = self.add("Pow", [x, two])
+        if self.opset < 18:
+            mean = self.add("ReduceMean", [square], axes="axes")
+        else:
+            mean = self.add("ReduceMean", [square, self.add("Constant", [], value_ints="axes")])
+        self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
+        return mean
+
+    def plus(self, value: str, attribute: str) -> str:
+        return self.add("Add", [value, self.float_attribute(attribute)])
+
+    def root(self, value: str) -> str:
+        return self.add("Sqrt", [value])
+
+    def at_least(self, value: str, attribute: str) -> str:
+        return self.add("Max", [value, self.float_attribute(attribute)])
+
+    def divided(self, x: str, rms: str) -> str:
+        return self.cast(self.add("Div", [x, rms]), "scale_type")
+
+    def applied(self, op_type: str, value: str, operand: str) -> str:
+        # rounded to scale_type and back: nothing is ever computed in a 16-bit type
+        value, other = self.wide(value), self.wide(self.cast(operand, "scale_type"))
+        return self.cast(self.add(op_type, [value, other]), "scale_type")
+
+    def finish(self, value: str) -> None:
+        self.cast(value, "output_type", "Y")
 
 
 def function_body(op: Op, opset: int, version: int | None = None) -> FunctionProto:
@@ -76,7 +116,11 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
 
     The spelling is the one that onnxruntime's own optimizer fuses where the meaning allows: Cast, Pow, ReduceMean, Add,
     Sqrt, Div, Mul. All arithmetic is in ``stash_type``; 16-bit types occur only in Casts, since onnxruntime lacks
-    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators.
+    bfloat16 kernels on the CPU and drops float16 round trips between float16 operators. From opset 15 on, the type of
+    the result is X's and not the attribute ``output_type``, which converters of types leave behind.
+
+    Attributes are referred to and never written into the body, though some tools (pnnx) do not resolve references:
+    one body means the same in every model, so tools that put models together may keep any one of two.
 
     Args:
         op: which operator.
@@ -90,35 +134,15 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
     if opset < MIN_OPSET:
         raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
     copy = FunctionProto()
-    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version)))
+    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version), opset >= _CAST_LIKE))
     return copy
 
 
 @functools.lru_cache
-def _function_body(op: Op, opset: int, attributes: tuple[str, ...]) -> FunctionProto:
+def _function_body(op: Op, opset: int, attributes: tuple[str, ...], like_x: bool) -> FunctionProto:
     """The body itself, made once; nobody else may change it."""
-    body = _Body(opset)
-    if "residual" in op.inputs:
-        x, residual = body.cast("X", "stash_type"), body.cast("residual", "stash_type")
-        total = body.add("Add", [x, residual])
-        x = body.cast(body.cast(total, "output_type", "sum"), "stash_type")
-    else:
-        x = body.cast("X", "stash_type")
-    general = op is Op.GENERAL_RMS_NORM
-    measured = body.first_features(x) if general and opset >= 12 else x
-    # Pow below opset 12 wants both operands of one type; TVM's importer wants it at every opset.
-    two = body.cast(body.constant(helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])), "stash_type")
-    mean_square = body.mean(body.add("Pow", [measured, two]))
-    rms = body.add("Sqrt", [body.add("Add", [mean_square, body.float_attribute("epsilon")])])
-    if general:
-        rms = body.add("Add", [rms, body.float_attribute("epsilon_outside")])
-        rms = body.add("Max", [rms, body.float_attribute("rms_floor")])
-    normalised = body.rounded(body.add("Div", [x, rms]), "scale_type")
-    y = body.cast(body.add("Mul", [normalised, body.rounded("scale", "scale_type")]), "scale_type")
-    if general:
-        scaled = body.cast(y, "stash_type")
-        y = body.cast(body.add("Add", [scaled, body.rounded("bias", "scale_type")]), "scale_type")
-    body.cast(y, "output_type", "Y")
+    body = _Body(opset, like_x)
+    formula.write(op, body)
     return helper.make_function(
         DOMAIN,
         op.value,

@@ -42,20 +42,44 @@ def newest() -> int:
     return VERSIONS[-1].number
 
 
-def version_of(imports: Mapping[str, int]) -> int:
+_UNSTATED = (None, 1000)
+"""Imports that say nothing: none at all, and the end of a library's range, which onnxruntime writes when it saves."""
+
+
+def is_stated(imports: Mapping[str, int]) -> bool:
+    """Whether a model's imports say which version of the domain it is of.
+
+    A process in which the library is registered makes every model that onnxruntime saves there import version 1000.
+
+    Args:
+        imports: the version that the model imports of each domain.
+    """
+    return imports.get(DOMAIN) not in _UNSTATED
+
+
+def version_of(imports: Mapping[str, int], node: Mapping[str, Any] | None = None) -> int:
     """The version in which the nodes of a model are to be read and written.
 
     A model that imports the domain keeps its version, so that the nodes that it has keep their meaning.
 
     Args:
         imports: the version that the model imports of each domain.
+        node: the attributes of one node, which is asked where the imports say nothing; None for a new one.
 
     Raises:
         ValueError: this release does not know the version that the model imports.
     """
-    version = imports.get(DOMAIN, newest())
+    if is_stated(imports):
+        version = imports[DOMAIN]
+    else:
+        version = newest() if node is None else int(node.get("version", VERSIONS[0].number))
     check(version)
     return version
+
+
+def is_known(version: int) -> bool:
+    """Whether this release knows a version."""
+    return version in [v.number for v in VERSIONS]
 
 
 def check(version: int) -> None:
@@ -64,7 +88,7 @@ def check(version: int) -> None:
     Raises:
         ValueError: it does not know it.
     """
-    if version not in [v.number for v in VERSIONS]:
+    if not is_known(version):
         known = ", ".join(str(v.number) for v in VERSIONS)
         raise ValueError(f"version {version} of the domain {DOMAIN} is unknown to this release, which knows {known}")
 

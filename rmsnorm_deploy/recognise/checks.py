@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.recognise.factor import ONE, Factor
+from rmsnorm_deploy.recognise.factor import Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import Source
 
@@ -80,7 +81,12 @@ def strip(facts: Facts, value: ir.Value, casts: bool = True) -> ir.Value:
 def is_exact_cast(facts: Facts, node: ir.Node) -> bool:
     """Whether a Cast only widens."""
     before, after = facts.dtype(node.inputs[0]), facts.dtype(node.outputs[0])
-    return before is not None and after is not None and (before == after or (before, after) in _EXACT_CASTS)
+    return before is not None and after is not None and loses_nothing(before, after)
+
+
+def loses_nothing(before: ir.DataType, after: ir.DataType) -> bool:
+    """Whether every number of the one float type is one of the other."""
+    return before == after or (before, after) in _EXACT_CASTS
 
 
 def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> float:
@@ -118,31 +124,17 @@ def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> f
     return float(constant.reshape(-1)[0])
 
 
-def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, source: Source, depth: int = 0) -> Factor:
-    """A constant factor: a number, or the measured size taken from a Shape, its root or its inverse.
+def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, source: Source) -> Factor:
+    """A constant factor: a number, or the measured size taken from Shapes, a root of it or its inverse.
 
     Raises:
         Refusal: it is neither.
     """
-    if value is not None and facts.constant(value) is None and depth < 8:
-        node = value.producer()
-        dim = facts.dimension(value)
-        if dim is not None and dim == source.size and not isinstance(dim, int):
-            return Factor(1.0, 1.0)
-        if is_op(node, "Cast", "CastLike", "Identity", "Unsqueeze", "Reshape", "Squeeze") and node is not None:
-            return constant_factor(facts, node.inputs[0], beside, source, depth + 1)
-        if is_op(node, "Sqrt") and node is not None:
-            return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** 0.5
-        if is_op(node, "Reciprocal") and node is not None:
-            return ONE / constant_factor(facts, node.inputs[0], beside, source, depth + 1)
-        if is_op(node, "Div", "Mul") and node is not None:
-            left = constant_factor(facts, node.inputs[0], beside, source, depth + 1)
-            right = constant_factor(facts, node.inputs[1], beside, source, depth + 1)
-            return left / right if node.op_type == "Div" else left * right
-        if is_op(node, "Pow") and node is not None:
-            exponent = facts.scalar(node.inputs[1])
-            if exponent is not None:
-                return constant_factor(facts, node.inputs[0], beside, source, depth + 1) ** exponent
+    if value is not None and facts.constant(value) is None:
+        size, rank = facts.sizes.scalar(value), facts.rank(value)
+        relation = None if size is None or source.measured is None else size.in_terms_of(source.measured)
+        if relation is not None and (rank in (None, 0, 1) or is_small_shape(facts, value, beside)):
+            return Factor(*relation)
     return Factor(scalar_constant(facts, value, beside))
 
 
@@ -206,6 +198,14 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     Raises:
         Refusal: they are not one contiguous run, or cannot be placed without the rank.
     """
+    try:
+        return _run_of(axes, rank)
+    except Refusal as refusal:
+        refusal.stage = Stage.SQUARE  # what is asked for its axes is a square
+        raise
+
+
+def _run_of(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     if rank is None:
         if any(a >= 0 for a in axes):
             raise Refusal(
@@ -219,26 +219,13 @@ def canonical_axes(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
         if any(not -rank <= a < rank for a in axes):
             raise Refusal("an axis is outside the value's rank", found=f"axes {sorted(axes)} of rank {rank}")
         ordered = sorted({a % rank for a in axes})
+    if not ordered:
+        raise Refusal("reduces no dimension", expected="at least one axis")
     if ordered != list(range(ordered[0], ordered[-1] + 1)):
         raise Refusal("the axes are not next to each other", expected="one contiguous run", found=f"axes {ordered}")
     if rank is not None and ordered[-1] == rank - 1:
         ordered = [a - rank for a in ordered]
     return tuple(ordered)
-
-
-def is_centred(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> bool:
-    """Whether ``value`` is y - mean(y) over the same axes: then the whole is a LayerNormalization, not ours to take."""
-    node = strip(facts, value).producer()
-    if not is_op(node, "Sub") or node is None or node.inputs[0] is None or node.inputs[1] is None:
-        return False
-    mean = strip(facts, node.inputs[1]).producer()
-    if not is_op(mean, "ReduceMean") or mean is None or mean.inputs[0] is None:
-        return False
-    try:
-        same_axes = reduction_axes(facts, mean) == axes
-    except Refusal:
-        return False
-    return same_axes and strip(facts, mean.inputs[0]) is strip(facts, node.inputs[0])
 
 
 def scale_broadcasts(facts: Facts, scale: ir.Value, x: ir.Value, axes: tuple[int, ...]) -> None:

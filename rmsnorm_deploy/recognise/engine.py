@@ -19,6 +19,7 @@ from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import Step
+from rmsnorm_deploy.recognise.variance import is_variance
 
 _MAX_NODES = 200
 """Longest chain of nodes after a reduction; a guard against degenerate graphs."""
@@ -42,11 +43,7 @@ def recognise(
     starts = candidates(graphs)
     if not starts:
         return [], []
-    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
-    for scope in graphs:
-        if scope.holder is not None and isinstance(scope.graph, ir.Graph):
-            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
-    facts = Facts(model, inferred, declared)
+    facts = facts_of(model, proto, graphs, declared)
     matches: list[Match] = []
     misses: list[Miss] = []
     for scope, node in starts:
@@ -56,6 +53,20 @@ def recognise(
             else:
                 misses.append(result)
     return _without_overlap(matches), misses
+
+
+def facts_of(
+    model: ir.Model,
+    proto: onnx.ModelProto | None = None,
+    graphs: Sequence[Scope] | None = None,
+    declared: Sequence[onnx.ValueInfoProto] = (),
+) -> Facts:
+    """What is known of the values of ``model``. The arguments are those of :func:`recognise`."""
+    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
+    for scope in scopes(model) if graphs is None else graphs:
+        if scope.holder is not None and isinstance(scope.graph, ir.Graph):
+            inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
+    return Facts(model, inferred, declared)
 
 
 def _skeleton(
@@ -205,5 +216,12 @@ class _Candidate:
             return Miss(self.site, self.stage, "no node that could be part of a norm uses its value", self.site.node)
         _, refusal, node = self.furthest
         return Miss(
-            self.site, self.stage, refusal.reason, node_name(node), refusal.expected, refusal.found, refusal.hint
+            self.site,
+            self.stage,
+            refusal.reason,
+            node_name(node),
+            refusal.expected,
+            refusal.found,
+            refusal.hint,
+            other=self.stage >= Stage.SQUARE and is_variance(self.facts, self.node),
         )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import folding
-from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim, read_value_info
+from rmsnorm_deploy.recognise.element_types import ElementTypes
+from rmsnorm_deploy.recognise.inference import Inferred, Known, Shape, dim, read_value_info
+from rmsnorm_deploy.recognise.sameness import Sameness
+from rmsnorm_deploy.recognise.sizes import Sizes
 
 Array = NDArray[Any]
 
@@ -46,6 +47,9 @@ class Facts:
         model: the model.
         inferred: what shape inference says of it.
         declared: the value_info of the main graph, where ``model`` was made without it.
+
+    Attributes:
+        sizes: what values hold that are made of Shapes.
     """
 
     def __init__(self, model: ir.Model, inferred: Inferred, declared: Iterable[onnx.ValueInfoProto] = ()) -> None:
@@ -55,12 +59,18 @@ class Facts:
         self._known: dict[ir.Value, Known] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._expressions: dict[ir.Value, bool] = {}
+        self._sameness = Sameness(self.constant, self.dtype)
+        self._types = ElementTypes(lambda value: self._of(value)[0])
+        self.sizes = Sizes(self, _origin)
 
     # -- types and shapes ---------------------------------------------------------------------------------------------
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Element type, or None where it is unknown."""
-        return None if value is None else self._of(value)[0]
+        if value is None:
+            return None
+        stated = self._of(value)[0]
+        return self._types.of(value) if stated is None else stated
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Dimensions, or None where even the rank is unknown."""
@@ -131,7 +141,8 @@ class Facts:
             return None
         if value not in self._constants:
             self._constants[value] = None  # guards against cycles in broken graphs
-            self._constants[value] = self._evaluate(value, depth)
+            found = self._evaluate(value, depth)
+            self._constants[value] = self.sizes.integers(value) if found is None else found
         return self._constants[value]
 
     def scalar(self, value: ir.Value | None) -> float | None:
@@ -175,15 +186,6 @@ class Facts:
             return None
         if node.op_type == "Constant":
             return folding.constant_node(node, _small)
-        if node.op_type in ("Shape", "Size"):
-            shape = self.shape(node.inputs[0])
-            if shape is None or not all(isinstance(d, int) for d in shape):
-                return None
-            dims = np.array(shape, np.int64)
-            if node.op_type == "Size":
-                return np.array(dims.prod(), np.int64)
-            start, end = int_attribute(node, "start", 0), int_attribute(node, "end", len(shape))
-            return dims[start:end]
         arrays = []
         for i, argument in enumerate(node.inputs):
             if node.op_type == "CastLike" and i == 1:
@@ -196,66 +198,69 @@ class Facts:
         result = folding.fold(folding.Operands(node, arrays, like))
         return None if result is None or result.size > _MAX_CONSTANT else result
 
-    # -- sizes --------------------------------------------------------------------------------------------------------
-
-    def dimension(self, value: ir.Value | None, depth: int = 0) -> Dim:
-        """The dimension that a scalar holds at run time, where it is taken from a Shape, or None."""
-        if value is None or depth > _MAX_DEPTH:
-            return None
-        folded = self.constant(value)
-        if folded is not None:
-            number = float(folded.reshape(-1)[0]) if folded.size == 1 else math.nan
-            return int(number) if number.is_integer() else None
-        node = value.producer()
-        if node is None:
-            return None
-        if is_op(node, "Cast", "CastLike", "Identity", "Squeeze", "Unsqueeze", "Reshape"):
-            return self.dimension(node.inputs[0], depth + 1)
-        if is_op(node, "Gather", "Slice"):
-            dims = self.dimensions(node.inputs[0])
-            at = self.scalar(node.inputs[1]) if len(node.inputs) > 1 else None
-            if dims is None or at is None or not -len(dims) <= at < len(dims):
-                return None
-            if node.op_type == "Slice":
-                end = self.scalar(node.inputs[2])
-                if end is None or len(range(*slice(int(at), int(end)).indices(len(dims)))) != 1:
-                    return None
-            return dims[int(at)]
-        dims = self.dimensions(value)
-        return dims[0] if dims is not None and len(dims) == 1 else None
-
-    def dimensions(self, value: ir.Value | None, depth: int = 0) -> Shape | None:
-        """The list of dimensions that a 1-D integer value holds at run time, or None."""
-        if value is None or depth > _MAX_DEPTH:
-            return None
-        folded = self.constant(value)
-        if folded is not None and folded.ndim <= 1 and folded.dtype.kind in "iu":
-            return tuple(int(d) for d in folded.reshape(-1))
-        node = value.producer()
-        if is_op(node, "Identity", "Cast"):
-            assert node is not None
-            return self.dimensions(node.inputs[0], depth + 1)
-        if is_op(node, "Shape"):
-            assert node is not None
-            shape = self.shape(node.inputs[0])
-            if shape is None:
-                return None
-            return shape[int_attribute(node, "start", 0) : int_attribute(node, "end", len(shape))]
-        if is_op(node, "Concat"):
-            assert node is not None
-            parts = [self.dimension(i, depth + 1) for i in node.inputs]
-            return tuple(parts)
-        return None
+    # -- sizes and equal values ---------------------------------------------------------------------------------------
 
     def has_shape_of(self, shape_value: ir.Value | None, target: ir.Value) -> bool:
         """Whether the shape held by ``shape_value`` broadcasts into ``target``'s, so that an Expand changes nothing."""
         node = None if shape_value is None else shape_value.producer()
-        if is_op(node, "Shape") and node is not None and len(node.attributes) == 0 and node.inputs[0] is target:
+        if is_op(node, "Shape") and node is not None and not node.attributes and self.same(node.inputs[0], target):
             return True
-        dims, shape = self.dimensions(shape_value), self.shape(target)
-        if dims is None or shape is None or len(dims) > len(shape):
+        sizes, rank = self.sizes.elements(shape_value), self.rank(target)
+        if sizes is None or (rank is None and sizes) or len(sizes) > (rank or 0):
             return False
-        return all(d == 1 or (d is not None and d == s) for d, s in zip(dims[::-1], shape[::-1], strict=False))
+        return all(
+            size.whole == 1 or size == self.sizes.of_axis(target, -1 - i) for i, size in enumerate(reversed(sizes))
+        )
+
+    def same(self, a: ir.Value | None, b: ir.Value | None) -> bool:
+        """Whether two values are one, or are computed by equal operators from equal values."""
+        return self._sameness.same(a, b)
+
+
+_OF_ONE_SHAPE = frozenset(
+    (
+        *(
+            "Abs",
+            "Cast",
+            "Clip",
+            "DequantizeLinear",
+            "Dropout",
+            "Elu",
+            "Erf",
+            "Exp",
+            "Gelu",
+            "HardSigmoid",
+            "HardSwish",
+        ),
+        *("Identity", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "Neg", "Not"),
+        *(
+            "QuantizeLinear",
+            "RMSNormalization",
+            "Reciprocal",
+            "Relu",
+            "Round",
+            "Sigmoid",
+            "Sign",
+            "Softmax",
+            "Softplus",
+        ),
+        *("Sqrt", "Tanh"),
+    )
+)
+"""Operators whose first output has the shape of their first input."""
+
+
+def _origin(value: ir.Value) -> ir.Value:
+    """The first of the values in front of ``value`` that have its shape."""
+    for _ in range(64):
+        node = value.producer()
+        if node is None or node.domain not in AI_ONNX or not node.inputs or node.inputs[0] is None or value.index():
+            return value
+        squared = node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
+        if node.op_type not in _OF_ONE_SHAPE and not squared:
+            return value
+        value = node.inputs[0]
+    return value
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+MOST_ELEMENTS = 4096
+"""Larger results are weights, or sizes that only a damaged file asks for: they are never computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,27 @@ def _slice(o: Operands) -> Array | None:
     return o.arrays[0][start:end:step]
 
 
+def _range(o: Operands) -> Array | None:
+    if any(a.dtype.kind != "i" for a in o.arrays):
+        return None
+    numbers = range(*(int(a.reshape(())) for a in o.arrays))
+    return np.array(numbers, o.arrays[0].dtype) if len(numbers) <= MOST_ELEMENTS else None
+
+
+def _expand(o: Operands) -> Array | None:
+    shape = np.broadcast_shapes(o.arrays[0].shape, tuple(int(d) for d in o.arrays[1]))
+    return np.broadcast_to(o.arrays[0], shape) if math.prod(shape) <= MOST_ELEMENTS else None
+
+
+def _of_shape(o: Operands) -> Array | None:
+    shape = [int(d) for d in o.arrays[0]]
+    fill = o.node.attributes.get("value")
+    if math.prod(shape) > MOST_ELEMENTS or (fill is not None and fill.is_ref()):
+        return None
+    number = np.zeros(1, np.float32) if fill is None else fill.value.numpy()
+    return np.full(shape, number.reshape(-1)[0], number.dtype)
+
+
 def _plain(function: Callable[..., Any]) -> Callable[[Operands], Array | None]:
     return lambda o: np.asarray(function(*o.arrays)).astype(o.arrays[0].dtype)
 
@@ -92,7 +117,9 @@ _FOLD: dict[str, Callable[[Operands], Array | None]] = {
     "Reshape": lambda o: o.arrays[0].reshape([int(d) for d in o.arrays[1]]),
     "Unsqueeze": lambda o: np.expand_dims(o.arrays[0], o.axes()),
     "Squeeze": lambda o: np.squeeze(o.arrays[0], o.axes()),
-    "Expand": lambda o: o.arrays[0] * np.ones([int(d) for d in o.arrays[1]], o.arrays[0].dtype),
+    "Expand": _expand,
+    "ConstantOfShape": _of_shape,
+    "Range": _range,
     "Concat": lambda o: np.concatenate(o.arrays, axis=o.integer("axis", 0)),
     "Gather": lambda o: np.take(o.arrays[0], o.arrays[1], axis=o.integer("axis", 0)),
     "Slice": _slice,

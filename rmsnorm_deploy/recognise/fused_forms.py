@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -47,14 +48,46 @@ def _epsilon(node: ir.Node, default: float) -> float:
         return default
     if attribute.is_ref():
         raise Refusal("epsilon is an attribute of the function that holds it", expected="a constant epsilon")
-    return float(attribute.value)
+    epsilon = float(attribute.value)
+    if not 0.0 <= epsilon < math.inf:
+        raise Refusal("epsilon is negative or not finite", expected="epsilon >= 0", found=f"{epsilon:g}")
+    return epsilon
 
 
 def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.DataType, ir.DataType]:
+    """Types of x and scale; where one of them is unknown, what the operator's contract says."""
     x_type, scale_type = facts.dtype(node.inputs[0]), facts.dtype(scale)
+    if node.op_type != "SimplifiedLayerNormalization":
+        x_type, scale_type = x_type or scale_type, scale_type or x_type  # of one type, or its own body is not valid
+    elif x_type is None and scale_type == ir.DataType.FLOAT:
+        x_type = scale_type  # of 32 or 16 bits: as it is, once it is cast to float32
     if x_type not in FLOAT_TYPES or x_type is None or scale_type not in FLOAT_TYPES or scale_type is None:
         raise Refusal("the type of x or scale is unknown", expected="a float type")
     return x_type, scale_type
+
+
+def _axes(facts: Facts, node: ir.Node, x: ir.Value) -> tuple[int, ...]:
+    axis, rank = int_attribute(node, "axis", -1), facts.rank(x)
+    if rank is not None and not -rank <= axis < rank:
+        raise Refusal(
+            f"axis {axis} is outside the rank of its input", expected="an axis of x", found=f"an x of rank {rank}"
+        )
+    return checks.canonical_axes(range(axis, 0) if axis < 0 else range(axis, rank or axis + 1), rank)
+
+
+def _scale_by_contract(facts: Facts, scale: ir.Value, x: ir.Value) -> None:
+    """The operator's contract says that the scale never enlarges x: what is not known is taken from it."""
+    inner, outer = facts.shape(scale), facts.shape(x)
+    if inner is None or outer is None:
+        return
+    pairs = zip(inner[::-1], outer[::-1], strict=False)
+    wrong = any(isinstance(i, int) and i != 1 and isinstance(o, int) and i != o for i, o in pairs)
+    if wrong or len(inner) > len(outer):
+        raise Refusal(
+            f"'{scale.name}' enlarges the normalised value, which the operator forbids",
+            expected="a scale that broadcasts into x",
+            found=f"shape {list(inner)} beside {list(outer)}",
+        )
 
 
 def _is_all_ones(facts: Facts, scale: ir.Value, x: ir.Value) -> bool:
@@ -80,12 +113,11 @@ def _plain(facts: Facts, node: ir.Node) -> State:
     x_type, scale_type = _types(facts, node, scale)
     if int_attribute(node, "stash_type", 1) != 1:
         raise Refusal("has a stash_type other than float", expected="stash_type = 1")
-    axis, rank = int_attribute(node, "axis", -1), facts.rank(x)
-    axes = checks.canonical_axes(range(axis, 0) if axis < 0 else range(axis, rank or axis + 1), rank)
+    axes = _axes(facts, node, x)
     if _is_all_ones(facts, scale, x):
         scale = None  # exporters write a norm without scale so
     else:
-        checks.scale_broadcasts(facts, scale, x, axes)
+        _scale_by_contract(facts, scale, x)
     double = ir.DataType.DOUBLE
     wide = double if x_type == double else ir.DataType.FLOAT
     roundings: tuple[ir.DataType | str, ...]
@@ -123,6 +155,10 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     x_type, scale_dtype = _types(facts, node, scale)
     if x_type == ir.DataType.DOUBLE:
         raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
+    if scale_dtype not in (x_type, ir.DataType.FLOAT):
+        raise Refusal(
+            f"its scale is of type {scale_dtype.name}", expected=f"{x_type.name} or FLOAT", found=scale_dtype.name
+        )
     total = node.outputs[3] if len(node.outputs) > 3 else None
     parameters = NormParameters(op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(node, _RESIDUAL_EPSILON))
     shape = facts.shape(x)

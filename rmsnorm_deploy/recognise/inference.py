@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.model.graphs import subgraphs
+from rmsnorm_deploy.model.graphs import graphs_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
-from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op import is_ours
 
 Dim = int | str | None
 """A dimension: its size, the symbol it is known by, or None."""
@@ -58,9 +58,10 @@ class Inferred:
         self._ready = True
         skeleton = self._skeleton()
         _stand_in(skeleton.graph, self._same)
-        ours = {op.value for op in Op}
-        for function in [f for f in skeleton.functions if f.domain == DOMAIN and f.name in ours]:
-            skeleton.functions.remove(function)  # our own bodies carry nothing to recognise
+        for part in (*skeleton.functions, *list(graphs_of(skeleton))):
+            _stand_in_for_ours(part.node)
+        for function in [f for f in skeleton.functions if is_ours(f.domain, f.name)]:
+            skeleton.functions.remove(function)  # our own bodies carry nothing to recognise, and nothing calls them now
         inferred = _infer(skeleton)
         self._protos[self._model.graph] = inferred.graph
         if self._model.functions:
@@ -186,6 +187,9 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
                 same[node.output[3]] = node.output[0]
         elif node.op_type in _LIKE_FIRST:
             inputs, kind = [node.input[0]], "Identity"
+        elif node.op_type == "FusedMatMul":
+            if not any(a.i for a in node.attribute if a.name.startswith("trans")):
+                inputs, kind = list(node.input[:2]), "MatMul"
         elif node.op_type == "MatMulNBits" and len(node.input) > 2:
             types = {t.name: t.data_type for t in graph.initializer}
             sizes = {a.name: a.i for a in node.attribute}
@@ -201,6 +205,18 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
             for i, name in enumerate(node.input):
                 if name in same:
                     node.input[i] = same[name]
+
+
+def _stand_in_for_ours(nodes: MutableSequence[onnx.NodeProto]) -> None:
+    """In the copy, put Identity where our nodes stand: a file may lack their bodies, and inference would end there."""
+    for i in reversed(range(len(nodes))):
+        node = nodes[i]
+        if not is_ours(node.domain, node.op_type) or not node.input:
+            continue
+        named = [output for output in node.output if output]
+        for output in reversed(named[1:]):
+            nodes.insert(i + 1, onnx.NodeProto(op_type="Identity", input=node.input[:1], output=[output]))
+        node.CopyFrom(onnx.NodeProto(op_type="Identity", input=node.input[:1], output=named[:1], name=node.name))
 
 
 def _known_to_onnxruntime(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

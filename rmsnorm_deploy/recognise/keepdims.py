@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.sizes import Size
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import STATISTIC, Alternative, Step
 
@@ -46,15 +47,33 @@ def _are_the_reduced(step: Step, axes: list[int]) -> bool:
 def reshaped(step: Step) -> State:
     """The reduced dimension put back, by Reshape."""
     state, facts = step.state, step.facts
-    shape, out = facts.shape(state.source.cast), facts.shape(step.output)
     if step.index != 0 or state.restored:
         raise Refusal("reshapes the statistic")
-    if shape is None or out is None or len(out) != len(shape):
+    shape, out = facts.shape(state.source.cast), facts.shape(step.output)
+    if shape is None:
         raise Refusal("the shape of the reshaped statistic is unknown")
     axes = {a % len(shape) for a in state.source.axes}
-    if any((o != 1) if i in axes else (o is None or o != s) for i, (o, s) in enumerate(zip(out, shape, strict=True))):
-        raise Refusal("the reduced dimension is put back in another place", found=f"shape {list(out)}")
+    if not _is_asked_for(step, axes, len(shape)):
+        if out is None or len(out) != len(shape):
+            raise Refusal("the shape of the reshaped statistic is unknown")
+        pairs = enumerate(zip(out, shape, strict=True))
+        if any((o != 1) if i in axes else (o is None or o != s) for i, (o, s) in pairs):
+            raise Refusal("the reduced dimension is put back in another place", found=f"shape {list(out)}")
     return state.moved(restored=True)
+
+
+def _is_asked_for(step: Step, axes: set[int], rank: int) -> bool:
+    """Whether the sizes that a Reshape asks for are those of x, with 1 at ``axes``; one may be left to it."""
+    sizes = step.facts.sizes
+    asked = sizes.elements(step.node.inputs[1]) if len(step.node.inputs) > 1 else None
+    if asked is None or len(asked) != rank:
+        return False
+    x = step.state.source.cast
+    wanted = [Size(1) if i in axes else sizes.of_axis(x, i) for i in range(rank)]
+    # a zero takes the size that stands at the same place in front
+    same = [a == w or (a.whole == 0 and i < min(axes)) for i, (a, w) in enumerate(zip(asked, wanted, strict=True))]
+    left = [a.whole for a, s in zip(asked, same, strict=True) if not s]
+    return not left or left == [-1]
 
 
 def expanded(step: Step) -> State:

@@ -56,6 +56,7 @@ class Miss:
         expected: what would have been accepted there.
         found: what stands there.
         hint: what would make it fuse; may be empty.
+        other: it is no RMSNorm, but part of another operator that is made of the same nodes, such as a variance.
     """
 
     site: Site
@@ -65,6 +66,7 @@ class Miss:
     expected: str = ""
     found: str = ""
     hint: str = ""
+    other: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _completed(step: Step, constant: Factor) -> State:
     types = [step.facts.dtype(step.output) or ir.DataType.FLOAT]
     if state.factor.is_one(size, types) or not (state.factor * constant).is_one(size, types):
         raise Refusal("is a constant factor, which stays outside the norm")
-    return state.moved(factor=ONE, roundings=_rounded(step))
+    return state.moved(factor=ONE, roundings=_rounded(step, "factor"))
 
 
 def times_scale(step: Step) -> State:
@@ -53,7 +53,8 @@ def times_scale(step: Step) -> State:
         raise Refusal("has a scale already")
     scale = step.other
     base = checks.strip(facts, scale)
-    if base.producer() in state.nodes or base in (state.source.base, state.source.partial_base):
+    xs = (state.source.base, state.source.partial_base)
+    if base.producer() in state.nodes or any(facts.same(base, x) for x in xs):
         raise Refusal("is multiplied by a value of its own chain", expected="a scale from elsewhere")
     assert state.x is not None
     roundings = _rounded(step, "scale")

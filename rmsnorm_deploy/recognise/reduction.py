@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES
+from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute
-from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.square import Square, square_in_front
-from rmsnorm_deploy.recognise.state import Source, State
+from rmsnorm_deploy.recognise.sizes import Size, product
+from rmsnorm_deploy.recognise.square import Square, square_in_front, square_of
+from rmsnorm_deploy.recognise.state import LEAST_RMS, Source, State
 
 _FLOATS = "float32, float16, bfloat16 or float64"
 
@@ -49,14 +48,14 @@ class Opening:
         power: of the RMS.
         factor: constant factor.
         stage: the stage reached with it.
-        floor: the RMS is at least this.
+        zero_stays: a row of zeros stays one, where x / 0 would be NaN.
     """
 
     read: Callable[[Facts, ir.Node, ir.Value], Reduced]
     power: int
     factor: Factor
     stage: Stage = Stage.MEAN_SQUARE
-    floor: float = 0.0
+    zero_stays: bool = False
 
 
 def open_candidate(facts: Facts, node: ir.Node) -> State:
@@ -74,13 +73,15 @@ def open_candidate(facts: Facts, node: ir.Node) -> State:
     base = checks.strip(facts, square.value)
     dtype = _float_type(facts, base)
     part = leading_part(facts, base, reduced.axes)
+    measured = _measured(facts, square.value, reduced.axes)
     source = Source(
         base,
         square.value,
         reduced.axes,
-        _measured_size(facts, square.value, reduced.axes),
+        None if measured is None else measured.dim,
         None if part is None else checks.strip(facts, part[0]),
         None if part is None else part[1],
+        measured,
     )
     types = [facts.dtype(n.outputs[0]) for n in (*square.nodes, node)]
     normalised = opening.stage is Stage.NORMALISED
@@ -94,37 +95,52 @@ def open_candidate(facts: Facts, node: ir.Node) -> State:
         statistics=(facts.dtype(value) or dtype, *(t for t in types if t is not None and t in FLOAT_TYPES)),
         x=square.value if normalised else None,
         roundings=tuple(t for t in types if t is not None) if normalised else (),
-        nodes=(*square.nodes, node),
+        nodes=(*square.signs, *square.nodes, node),
         path=reduced.path,
     )
     if square.epsilon:
         state = state.having("epsilon", square.epsilon)
-    return state.having("rms_floor", opening.floor) if opening.floor else state
+    return state.having("rms_floor", _least_rms(state, dtype)) if opening.zero_stays else state
+
+
+def _least_rms(state: State, dtype: ir.DataType) -> float:
+    """A floor that makes a row of zeros stay one and changes no row that the arithmetic can measure."""
+    if state.statistics[0] != ir.DataType.DOUBLE:
+        return LEAST_RMS
+    if dtype == ir.DataType.DOUBLE:
+        refusal = Refusal(
+            "divides float64 rows by their norm and keeps rows of zeros",
+            expected="float32 or 16 bits",
+            found="DOUBLE: such rows may be smaller than the least RMS that a float32 attribute can hold",
+        )
+        refusal.stage = Stage.SQUARE
+        raise refusal
+    return FLOAT32.smallest
 
 
 def _float_type(facts: Facts, base: ir.Value) -> ir.DataType:
     """The type of what is squared."""
     dtype = facts.dtype(base)
     if dtype is None:
-        raise Refusal(
+        unknown = Refusal(
             f"the type of '{base.name}' is unknown",
             expected=_FLOATS,
             found="no type in the file, and none could be inferred",
             hint="run onnx.shape_inference.infer_shapes on the model, or export with types",
         )
+        unknown.stage = Stage.SQUARE
+        raise unknown
     if dtype not in FLOAT_TYPES:
         raise Refusal(f"squares '{base.name}' of type {dtype.name}", expected=_FLOATS, found=dtype.name)
     return dtype
 
 
-def _measured_size(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Dim:
-    shape = facts.shape(value)
-    if shape is None or any(not -len(shape) <= a < len(shape) for a in axes):
+def _measured(facts: Facts, value: ir.Value, axes: tuple[int, ...]) -> Size | None:
+    """The number of reduced elements."""
+    try:
+        return product(facts.sizes.of_axis(value, a) for a in axes)
+    except IndexError:
         return None
-    dims = [shape[a] for a in axes]
-    if len(dims) == 1:
-        return dims[0]
-    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -146,7 +162,9 @@ def sum_of_square(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
 
 def squares_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """The operator squares what it gets."""
-    return _reduced(facts, node, Square(value, (), node.op_type), (node.op_type,))
+    square = square_of(facts, value, value, (), node.op_type)
+    assert square is not None
+    return _reduced(facts, node, square, (square.label,))
 
 
 def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...]) -> Reduced:
@@ -175,8 +193,8 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     equation = str(attribute.value).replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    bases = {checks.strip(facts, v) for v in node.inputs if v is not None}
-    if not arrow or len(terms) != 2 or terms[0] != terms[1] or len(bases) != 1:
+    square = square_of(facts, value, node.inputs[1] or value, (), node.op_type)
+    if not arrow or len(terms) != 2 or terms[0] != terms[1] or square is None:
         raise Refusal("is not a product of a value with itself", expected="'...i,...i->...'", found=equation)
     term = terms[0]
     letters = term.replace("...", "")
@@ -192,19 +210,17 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     rank = facts.rank(value)
     if rank is None and "." not in flat:
         rank = len(flat)
-    return Reduced(Square(value, (), node.op_type), checks.canonical_axes(positions, rank), False, (node.op_type,))
+    return Reduced(square, checks.canonical_axes(positions, rank), False, (square.label,))
 
 
 _SUM = Factor(1.0, 1.0)
-_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
 OPENINGS: Mapping[str, Opening] = {
     "ReduceMean": Opening(sum_of_square, 2, ONE),
     "ReduceSum": Opening(sum_of_square, 2, _SUM),
     "ReduceSumSquare": Opening(squares_itself, 2, _SUM),
     "ReduceL2": Opening(squares_itself, 1, _SUM**0.5, Stage.RMS),
-    # a zero vector stays zero here, where x / 0 would be NaN: the least normal number as the floor does that
-    "LpNormalization": Opening(divides_by_norm, -1, _SUM**-0.5, Stage.NORMALISED, floor=_LEAST_NORMAL),
+    "LpNormalization": Opening(divides_by_norm, -1, _SUM**-0.5, Stage.NORMALISED, zero_stays=True),
     "Einsum": Opening(product_with_itself, 2, _SUM),
 }
 """The operators that can start a norm."""

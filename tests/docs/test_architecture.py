@@ -46,12 +46,14 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
-cli: commands printing streams options outcome app commands/* __init__
-fusing: __init__ draft names report guard form forms trailing plan forms/* apply fuse pass_
+cli: commands printing streams options outcome app writing __init__ commands/*
+fusing: __init__ clearing draft names report touched guard form inlined forms trailing mending forms/* plan apply
+    prepare fuse pass_ unfuse
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
-op: dtypes versions definition body reference schema __init__
-recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
-    rounding square step ending reduction keepdims normalised output statistic grammar engine
+op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
+recognise: __init__ match element_types inference scopes folding sameness refusal sizes factor facts state leading
+    our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
+    reduction variance grammar ending engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load

@@ -16,6 +16,7 @@ from rmsnorm_deploy import op
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, definition
 from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.op.reference import evaluate, rms_norm
+from rmsnorm_deploy.run.session import register
 from tests.support.judge import rows, units
 from tests.support.run import run
 
@@ -124,6 +125,52 @@ def test_onnxruntime_fuses_the_body_by_itself(kind, tmp_path):
     ops = [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node]
     assert "SimplifiedLayerNormalization" in ops
     assert "ReduceMean" not in ops
+
+
+@pytest.mark.parametrize("opset", [11, 12, 15, 18, 24])
+@pytest.mark.parametrize("name", list(Op))
+def test_every_node_and_value_of_a_body_has_a_name_of_its_own(name, opset):
+    """Tools that inline functions build the names of nodes from those of the body."""
+    body = op.function_body(name, opset)
+    names = [n.name for n in body.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    values = [o for n in body.node for o in n.output]
+    assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize(("written", "x_type"), [(F, H), (F, B), (H, F), (F, D)])
+@pytest.mark.parametrize("name", list(Op))
+def test_the_type_is_that_of_x_where_a_converter_left_the_attribute_behind(name, written, x_type, library):
+    if not library and (written, x_type) == (F, D) and name is not Op.GENERAL_RMS_NORM:
+        pytest.skip("older onnxruntimes fuse float64 with a wrong epsilon")
+    stale = NormParameters(name, written, epsilon=1e-3, scale_type=written)
+    model = model_of(
+        dataclasses.replace(stale, output_type=x_type, scale_type=F, stash_type=D if x_type == D else F),
+        (6, 16),
+        (16,),
+        x_type,
+    )
+    for attribute in model.graph.node[0].attribute:
+        attribute.CopyFrom(helper.make_attribute(attribute.name, stale.to_attributes()[attribute.name]))
+    onnx.checker.check_model(model, full_check=True)
+    dtype = float_type(x_type).dtype
+    feeds = {
+        "X": rows((6, 16), dtype),
+        "residual": rows((6, 16), dtype, seed=2),
+        "scale": np.linspace(0.5, 2, 16).astype(dtype),
+        "bias": np.linspace(-1, 1, 16).astype(dtype),
+    }
+    feeds = {n: feeds[n] for n in name.inputs}
+    got = run(model, feeds, True, register if library else None)
+    meant = NormParameters.from_attributes(name, op.following(stale.to_attributes(), x_type), version=1)
+    truth = evaluate(meant, *feeds.values(), exact=True)[0]
+    assert got[0].dtype == dtype
+    # the attribute scale_type stays behind as well, and rounds to the type that X had
+    coarse = min(float_type(x_type).mantissa_bits, float_type(written).mantissa_bits)
+    slack = 3.0 * 2 ** (float_type(x_type).mantissa_bits - coarse)
+    assert units(got[0], truth) <= slack
 
 
 def test_two_nodes_with_different_attributes_share_one_body():

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rmsnorm_deploy.cli.options import FormOption, Inputs, JsonFlag, OldFormOption, Seed, Shapes, load_inputs, shapes_of
-from rmsnorm_deploy.cli.outcome import outcome
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, OldFormOption, Seed, Shapes
+from rmsnorm_deploy.cli.printing import say
+from rmsnorm_deploy.cli.writing import Output, print_report
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
 from rmsnorm_deploy.fusing.forms import DEFAULT
 
@@ -26,7 +26,7 @@ def command(
     require: Annotated[
         str | None, typer.Option("--require", metavar="N|all", help="Fail unless so many norms are fused.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    force: Force = False,
     form: FormOption = DEFAULT,
     op: OldFormOption = None,
     inputs: Inputs = None,
@@ -40,57 +40,30 @@ def command(
     """
     started = time.perf_counter()
     wanted = _wanted(require)
-    if output is None and not dry_run:
-        raise UsageError("there is no output: -o is missing", "Add '-o fused.onnx', or --dry-run to write nothing.")
-    if dry_run and verify:
-        raise UsageError("--verify needs a result, and --dry-run makes none", "Leave one of them out.")
-    if not verify and (inputs is not None or shapes or seed):
-        raise UsageError(
-            "--inputs, --shapes and --seed are for --verify, which is missing", "Add --verify or leave them out."
-        )
-    if output is not None and str(output) == "-":
-        raise UsageError("a model cannot be written to stdout", "Name a file: '-o fused.onnx'.")
-    if output is not None:
-        from rmsnorm_deploy.model.files import check_output
-
-        # before any work: a refusal should not take a minute
-        if model.exists():
-            check_output(output, source=model, overwrite=force or dry_run)
+    place = Output(
+        model,
+        output,
+        example="fused.onnx",
+        verify=verify,
+        dry_run=dry_run,
+        force=force,
+        inputs=inputs,
+        shapes=shapes,
+        seed=seed,
+    )
     from rmsnorm_deploy.fusing.fuse import fuse
 
-    arrays, sizes = load_inputs(inputs, model), shapes_of(shapes)
     fused, report = fuse(model, form=op or form, dry_run=dry_run)
     if not as_json:
-        _print_report(report, dry_run=dry_run)
+        print_report(report, dry_run=dry_run)
+        fewer = sum(f.rounding == "fewer" for f in report.fused)
+        if fewer:
+            say(f"note: {fewer} of them now round less often than the original (see explain)")
     _check_required(wanted, report)
-    saved = result = None
-    if output is not None and not dry_run:
-        from rmsnorm_deploy.model.save import save
-
-        def check(staged: Path) -> None:
-            nonlocal result
-            if verify:
-                from rmsnorm_deploy.check.verify import verify as compare
-
-                result = compare(model, staged, inputs=arrays, shapes=sizes, seed=seed)
-                result.require()
-
-        saved = save(fused, output, source=model, overwrite=force, check=check)
+    place.write(fused)
     if as_json:
-        print_json(
-            {
-                **report.to_dict(),
-                "dry_run": dry_run,
-                "output": saved.to_dict() if saved else None,
-                "verification": result.to_dict() if result else None,
-            }
-        )
-    if result is not None:
-        say(f"verified: {result.summary()}")
-        if result.library:
-            say(f"warning: verified without the library's kernels: {result.library}")
-    if saved is not None:
-        say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
+        place.print_json(report)
+    place.tell()
     say(f"took {time.perf_counter() - started:.2f} s")
 
 
@@ -118,21 +91,3 @@ def _check_required(wanted: int | None, report: Any) -> None:
         f"--require asks for {asked}, and {report.summary()}",
         "'rmsnorm-deploy explain MODEL --all' says why the others are left; nothing was written.",
     )
-
-
-def _print_report(report: Any, *, dry_run: bool) -> None:
-    names = sorted(set(report.ops_before) | set(report.ops_after))
-    changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
-    if changed:
-        table = table_of("op", "before", "after", right=("before", "after"))
-        for name in changed:
-            add_row(table, name, str(report.ops_before.get(name, 0)), str(report.ops_after.get(name, 0)))
-        add_row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
-        show(table)
-        show("")
-    show(outcome(report, dry_run=dry_run))
-    for warning in report.warnings:
-        say(f"warning: {warning}")
-    fewer = sum(f.rounding == "fewer" for f in report.fused)
-    if fewer:
-        say(f"note: {fewer} of them now round less often than the original (see explain)")

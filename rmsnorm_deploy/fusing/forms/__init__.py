@@ -30,10 +30,15 @@ if TYPE_CHECKING:
         """RMSNormalization of ai.onnx opset 23."""
         ORT = "ort"
         """SimplifiedLayerNormalization and SkipSimplifiedLayerNormalization, which onnxruntime alone knows."""
+        STANDARD = "standard"
+        """One spelling of standard operators, for every runtime."""
 
 else:
     Form = enum.Enum("Form", {name.upper(): name for name in NAMES}, type=str, module=__name__)
     Form.__doc__ = "What fused norms are written as: one member for each file in rmsnorm_deploy/fusing/forms."
+
+STANDARD = Form("standard")
+"""The form in which our nodes are written when they have to go; it expresses every norm."""
 
 
 def form_named(name: Form | str) -> Form:

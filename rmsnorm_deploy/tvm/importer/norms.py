@@ -10,7 +10,7 @@ from onnx import TensorProto
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.op import NormParameters, Op
+from rmsnorm_deploy.op import NormParameters, Op, following
 from rmsnorm_deploy.op.dtypes import TYPES, float_type
 from rmsnorm_deploy.tvm.importer.dtypes import dtype_of
 from rmsnorm_deploy.tvm.importer.table import Convert
@@ -44,14 +44,10 @@ def _ours(op: Op, version: int) -> Convert:
         _known_float(op.value, *given)
         x_type = float_type(dtype_of(given[0])).number
         try:
-            parameters = NormParameters.from_attributes(op, attr, version=version, x_type=x_type)
+            meant = following(attr, x_type)
+            parameters = NormParameters.from_attributes(op, meant, version=version, x_type=x_type)
         except ValueError as error:
             raise ModelError(f"{op.value} cannot be read: {error}", "Fuse the original model again.") from error
-        if x_type != parameters.output_type:
-            raise ModelError(
-                f"{op.value} has X of type {dtype_of(given[0])} and output_type {parameters.output_type}",
-                "Fuse the original model again.",
-            )
         return emit_norm(bb, parameters, given)
 
     return convert

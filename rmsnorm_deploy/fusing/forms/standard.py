@@ -1,0 +1,157 @@
+"""Pow, ReduceMean, Add, Sqrt, Div, Mul: every norm in one spelling of standard operators, for any runtime."""
+
+# It is the spelling that onnxruntime, OpenVINO and this package find again. Constants are tensors, every node has a
+# name, and there are no functions, for many tools read nothing else.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.fusing.draft import Draft, Emission, full
+from rmsnorm_deploy.fusing.form import Needs, OutputForm
+from rmsnorm_deploy.op import MIN_OPSET, Op, formula
+from rmsnorm_deploy.recognise.match import Match
+
+_BFLOAT16 = 13
+"""The opset in which Cast learned bfloat16."""
+
+
+class _Standard(OutputForm):
+    opset = MIN_OPSET
+
+    def suits(self, match: Match) -> Match:
+        return match
+
+    def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
+        types = (match.parameters.output_type, match.parameters.scale_type)
+        return Needs(opset=_BFLOAT16 if int(ir.DataType.BFLOAT16) in types else self.opset)
+
+    def emit(self, match: Match, draft: Draft) -> Emission:
+        steps = _Steps(match, draft)
+        formula.write(match.parameters.op, steps)
+        return steps.done()
+
+
+class _Steps(formula.Writer[ir.Value]):
+    """Every step as a node; those that change nothing are left out."""
+
+    def __init__(self, match: Match, draft: Draft) -> None:
+        self._match = match
+        self._draft = draft
+        self._parameters = match.parameters
+        self._wide = ir.DataType(match.parameters.stash_type)
+        self._narrow = ir.DataType(match.parameters.scale_type)
+        self._x, self._residual, self._sum = draft.operands()
+        self._y = self._x
+
+    def done(self) -> Emission:
+        """What was written."""
+        return self._draft.written(self._y, self._sum)
+
+    def wide(self, operand: str) -> ir.Value:
+        return self._operand(operand, self._wide, f"{operand}_wide")
+
+    def total(self) -> ir.Value:
+        dtype = self._draft.dtype
+        like = self._match.x
+        if dtype == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not add in bfloat16
+            both = [self.wide(name) for name in ("X", "residual")]
+            total = self._cast(self._draft.node("Add", both, "sum_wide", dtype=self._wide, like=like), dtype, "sum")
+        else:
+            both = [self._operand(name, dtype, name) for name in ("X", "residual")]
+            total = self._draft.node("Add", both, "sum", dtype=dtype, like=like)
+        self._sum = total
+        return self._cast(total, self._wide, "X_wide")
+
+    def first_features(self, x: ir.Value) -> ir.Value:
+        size = self._parameters.partial_size
+        if size is None:
+            return x
+        (axis,) = self._parameters.axes
+        bounds = [self._integers(name, [v]) for name, v in (("start", 0), ("size", size), ("axes", axis))]
+        return self._draft.node("Slice", [x, *bounds], "part", dtype=self._wide)
+
+    def mean_square(self, x: ir.Value) -> ir.Value:
+        # onnxruntime takes a Pow for the beginning of a norm, and some norms it gets wrong: see recognise/ending.py
+        plain = self._parameters.op is not Op.GENERAL_RMS_NORM
+        other = self._draft.constant("rmsnorm_two", full([], 2.0, self._wide)) if plain else x
+        square = self._draft.node("Pow" if plain else "Mul", [x, other], "square", dtype=self._wide, like=x)
+        axes = list(self._parameters.axes)
+        inputs: list[ir.Value] = [square]
+        attributes: dict[str, int | float | list[int]] = {"axes": axes, "keepdims": 1}
+        if self._draft.opset >= 18:
+            inputs.append(self._integers("axes", axes))
+            del attributes["axes"]
+        return self._draft.node("ReduceMean", inputs, "mean", dtype=self._wide, attributes=attributes)
+
+    def plus(self, value: ir.Value, attribute: str) -> ir.Value:
+        number = getattr(self._parameters, attribute)
+        if (
+            number == 0.0 and attribute != "epsilon"
+        ):  # without an epsilon, too, the norm has an Add: runtimes look for it
+            return value
+        return self._with("Add", value, attribute, number)
+
+    def root(self, value: ir.Value) -> ir.Value:
+        return self._draft.node("Sqrt", [value], "rms", dtype=self._wide)
+
+    def at_least(self, value: ir.Value, attribute: str) -> ir.Value:
+        number = getattr(self._parameters, attribute)
+        return self._with("Max", value, attribute, number) if number else value
+
+    def divided(self, x: ir.Value, rms: ir.Value) -> ir.Value:
+        quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._match.x)
+        return self._cast(quotient, self._narrow, "rounded")
+
+    def applied(self, op_type: str, value: ir.Value, operand: str) -> ir.Value:
+        if self._is_neutral(operand):
+            return value
+        name, narrow = f"{operand}_{op_type.lower()}", self._narrow
+        other = self._operand(operand, narrow, f"{operand}_cast")
+        kind = narrow
+        if narrow == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not multiply in bfloat16
+            kind = self._wide
+            value, other = self._cast(value, kind, f"{operand}_of"), self._cast(other, kind, f"{operand}_wide")
+        result = self._draft.node(op_type, [value, other], name, dtype=kind, like=self._match.x)
+        return self._cast(result, narrow, f"{operand}_rounded")
+
+    def finish(self, value: ir.Value) -> None:
+        self._y = self._cast(value, self._draft.dtype, "narrow")
+
+    def _is_neutral(self, operand: str) -> bool:
+        """Whether an operand changes nothing: no bias, or a scale that is the number 1."""
+        if operand == "bias":
+            return self._match.bias is None
+        scale = self._match.scale
+        if scale is None:
+            return self._match.factor == 1.0 and self._match.size is None
+        held = scale.const_value
+        return held is not None and not scale.is_graph_input() and held.shape.rank() == 0 and float(held.numpy()) == 1.0
+
+    def _operand(self, name: str, to: ir.DataType, label: str) -> ir.Value:
+        """An input of the operator in the type ``to``; the file need not say of what type it is."""
+        if name == "scale":
+            value = self._draft.scale()
+            return self._cast(value, to, label, self._draft.scale_type)
+        if name == "bias":
+            assert self._match.bias is not None
+            return self._cast(self._match.bias, to, label, self._match.scale_dtype)
+        x = self._x if name == "X" else self._residual
+        assert x is not None
+        return self._cast(x, to, label, self._draft.dtype)
+
+    def _cast(self, value: ir.Value, to: ir.DataType, name: str, of: ir.DataType | None = None) -> ir.Value:
+        return value if (of or value.dtype) == to else self._draft.cast(value, to, name)
+
+    def _with(self, op_type: str, value: ir.Value, name: str, number: float) -> ir.Value:
+        constant = self._draft.constant(f"rmsnorm_{name}", full([], number, self._wide))
+        return self._draft.node(op_type, [value, constant], name, dtype=self._wide)
+
+    def _integers(self, name: str, values: list[int]) -> ir.Value:
+        return self._draft.constant(f"rmsnorm_{name}", ir.Tensor(np.array(values, np.int64)))
+
+
+FORM = _Standard()

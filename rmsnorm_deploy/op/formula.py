@@ -1,0 +1,62 @@
+"""The formula of the operators, step by step, for everything that writes it out in standard operators."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from rmsnorm_deploy.op.definition import Op
+
+Value = TypeVar("Value")
+
+
+class Writer(Protocol[Value]):
+    """Writes the steps of one norm; ``Value`` is what it calls a value.
+
+    What is called wide is in the type of all arithmetic, ``stash_type``.
+    """
+
+    def wide(self, operand: str) -> Value:
+        """The input ``operand``, wide."""
+
+    def total(self) -> Value:
+        """X + residual, rounded to X's type, which is the output ``sum``; then wide again."""
+
+    def first_features(self, x: Value) -> Value:
+        """The features of ``x`` that the statistic covers."""
+
+    def mean_square(self, x: Value) -> Value:
+        """The mean of the squares over ``axes``."""
+
+    def plus(self, value: Value, attribute: str) -> Value:
+        """``value`` plus a float attribute."""
+
+    def root(self, value: Value) -> Value:
+        """The square root."""
+
+    def at_least(self, value: Value, attribute: str) -> Value:
+        """``value``, or a float attribute where that is larger."""
+
+    def divided(self, x: Value, rms: Value) -> Value:
+        """``x / rms``, rounded to ``scale_type``."""
+
+    def applied(self, op_type: str, value: Value, operand: str) -> Value:
+        """``value`` combined by ``op_type`` with the input ``operand``; both and the result in ``scale_type``."""
+
+    def finish(self, value: Value) -> None:
+        """``value`` in X's type is the output ``Y``."""
+
+
+def write(op: Op, to: Writer[Value]) -> None:
+    """Write ``op`` step by step, as :mod:`rmsnorm_deploy.op.definition` states it.
+
+    Args:
+        op: the operator.
+        to: takes the steps.
+    """
+    general = op is Op.GENERAL_RMS_NORM
+    x = to.total() if "residual" in op.inputs else to.wide("X")
+    rms = to.root(to.plus(to.mean_square(to.first_features(x) if general else x), "epsilon"))
+    if general:
+        rms = to.at_least(to.plus(rms, "epsilon_outside"), "rms_floor")
+    y = to.applied("Mul", to.divided(x, rms), "scale")
+    to.finish(to.applied("Add", y, "bias") if general else y)

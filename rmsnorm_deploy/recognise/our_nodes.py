@@ -1,0 +1,139 @@
+"""Norms that are one of our nodes already: what they mean, or why they mean nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op, following, op_named, version_of
+from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.scopes import Scope
+
+
+def op_of(node: ir.Node) -> Op | None:
+    """The operator that ``node`` may be, whatever prefix a tool has put before its name; None for any other node."""
+    return op_named(node.domain, node.op_type, len(node.inputs), len(node.outputs))
+
+
+def read_all(facts: Facts, graphs: Iterable[Scope], imports: Mapping[str, int]) -> tuple[list[Match], list[Miss]]:
+    """Every node of ours in ``graphs``, and every one that means nothing, with the reason; both in graph order.
+
+    Args:
+        facts: what is known about the model.
+        graphs: the graphs to look at.
+        imports: the version that the model imports of each domain.
+    """
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    for scope in graphs:
+        for node in scope.nodes:
+            found = read(facts, scope.name, node, imports)
+            if isinstance(found, Match):
+                matches.append(found)
+            elif found is not None:
+                misses.append(found)
+    return matches, misses
+
+
+def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) -> Match | Miss | None:
+    """The norm that a node of ours is, or why it is none; None for any other node.
+
+    The types are those that the values have: where a converter of types left the node's attributes behind, the
+    parameters follow X, as the library's kernels do (:func:`rmsnorm_deploy.op.following`).
+
+    Args:
+        facts: what is known about the model.
+        scope: the name of the graph in which the node stands.
+        node: the node.
+        imports: the version that the model imports of each domain.
+
+    Returns:
+        A Match whose ``nodes`` is this one node. Its bias is None where it is the constant -0.0, which changes nothing.
+        That of an AddRMSNorm has ``residual``, ``sum`` and, as ``plain``, the norm with the addition left outside.
+    """
+    op = op_of(node)
+    if op is None:
+        return None
+    site = Site(node_name(node), node.op_type, scope)
+
+    def refused(reason: str) -> Miss:
+        return Miss(
+            site,
+            Stage.OUTPUT,
+            reason,
+            site.node,
+            expected=f"a valid {op.value}",
+            hint="fuse the original model again",
+        )
+
+    given = dict(zip(op.inputs, node.inputs, strict=False))
+    missing = [name for name in op.inputs if given.get(name) is None]
+    if missing or len(node.inputs) != len(op.inputs):
+        found = f"it has no input {missing[0]}" if missing else f"it has {len(node.inputs)} inputs"
+        return refused(f"{found}, and {op.value} has {len(op.inputs)}: {', '.join(op.inputs)}")
+    if not node.outputs or len(node.outputs) > len(op.outputs):
+        return refused(f"it has {len(node.outputs)} outputs, and {op.value} has {len(op.outputs)}")
+    if references := [a.name for a in node.attributes.values() if a.is_ref()]:
+        return refused(f"{', '.join(references)} is an attribute of the function that holds it")
+    x, scale = given["X"], given["scale"]
+    assert x is not None
+    assert scale is not None
+    x_type = facts.dtype(x)
+    if x_type is not None and int(x_type) not in FLOAT_TYPES:
+        return refused(f"X is of type {x_type.name}")
+    try:
+        values = {a.name: a.value for a in node.attributes.values()}
+        meant = following(values, None if x_type is None else int(x_type))
+        parameters = NormParameters.from_attributes(
+            op, meant, version=version_of(imports, values), x_type=None if x_type is None else int(x_type)
+        )
+    except ValueError as error:
+        return refused(str(error))
+    bias = given.get("bias")
+    if bias is not None and _is_neutral(facts, bias):
+        bias = None
+    shape = facts.shape(x)
+    match = Match(
+        site=site,
+        parameters=parameters,
+        x=x,
+        output=node.outputs[0],
+        scale=scale,
+        scale_dtype=facts.dtype(scale) or ir.DataType(parameters.output_type),
+        scale_rank=facts.rank(scale),
+        bias=bias,
+        size=_size(shape, parameters.axes),
+        rank=None if shape is None else len(shape),
+        nodes=(node,),
+        spelling=op.value,
+    )
+    if op is not Op.ADD_RMS_NORM:
+        return match
+    total = node.outputs[1] if len(node.outputs) > 1 else None
+    match = dataclasses.replace(match, residual=given["residual"], sum=total)
+    alone = dataclasses.replace(parameters, op=Op.RMS_NORM)
+    return dataclasses.replace(match, plain=dataclasses.replace(match, parameters=alone, add_outside=True))
+
+
+def _is_neutral(facts: Facts, bias: ir.Value) -> bool:
+    constant = facts.constant(bias)
+    return (
+        constant is not None and constant.ndim == 0 and bool(constant == 0 and np.signbit(constant.astype(np.float32)))
+    )
+
+
+def _size(shape: tuple[int | str | None, ...] | None, axes: tuple[int, ...]) -> int | None:
+    """Elements in the normalised dimensions, where known."""
+    if shape is None or not all(-len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    size = 1
+    for axis in axes:
+        at = shape[axis]
+        if not isinstance(at, int):
+            return None
+        size *= at
+    return size
