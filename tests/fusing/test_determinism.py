@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as folder:
     file, output = pathlib.Path(folder) / "m.onnx", pathlib.Path(folder) / "fused.onnx"
     rng = random.Random(1)
     models = [path.read_bytes() for path in sorted(SAMPLES.glob("*.onnx"))]
-    models += [model.SerializeToString(deterministic=True) for model in (if_model(), *(spelled(rng) for _ in range(25)))]
+    models += [m.SerializeToString(deterministic=True) for m in (if_model(), *(spelled(rng) for _ in range(25)))]
     for data in models:
         file.write_bytes(data)
         digest, fused_norms = hashlib.sha256(data), 0

@@ -1,7 +1,9 @@
-// Random and hostile calls of the kernels' C contract, each compared with the formula in float64. Meant to be built with
-// a sanitizer: every tensor, and the struct itself, is a block of malloc's that is exactly as long as the contract says.
+// Random and hostile calls of the kernels' C contract, each compared with the formula in float64. Meant to be built
+// with a sanitizer: every tensor, and the struct itself, is a block of malloc's that is exactly as long as the contract
+// says.
 //
-//   calls LIBRARY SEED FIRST COUNT THREADS     0 where every call is right; what is wrong goes to stderr with its number
+//   calls LIBRARY SEED FIRST COUNT THREADS     0 where every call is right; what is wrong goes to stderr with its
+//   number
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -159,8 +161,8 @@ struct Call {
 
 double number(Random& r, bool odd) {
   if (odd && chance(r, 0.02)) {
-    static const double kOdd[] = {0.0,   -0.0,   kInfinity, -kInfinity, std::nan(""), 1e-45, -1e-40, 3e38,
-                                  1e-310, 65504.0, 6e-8,      1e19,       -1e25,        1e300};
+    static const double kOdd[] = {0.0,  -0.0,   kInfinity, -kInfinity, std::nan(""), 1e-45, -1e-40,
+                                  3e38, 1e-310, 65504.0,   6e-8,       1e19,         -1e25, 1e300};
     return any_of(r, kOdd);
   }
   double total = 0;  // near enough to a normal number
@@ -318,7 +320,8 @@ Wanted formula(const Call& c) {
       known &= std::isfinite(plain + bias) && std::fabs(x[static_cast<std::size_t>(at)] / rms) < 6e4;
     }
     known &= most < 6e4;
-    for (std::int64_t k = 0; k < size; ++k) w.largest[static_cast<std::size_t>(first + k * inner)] = known ? most : kInfinity;
+    for (std::int64_t k = 0; k < size; ++k)
+      w.largest[static_cast<std::size_t>(first + k * inner)] = known ? most : kInfinity;
   }
   return w;
 }
@@ -334,7 +337,8 @@ std::string compare(const Call& c, const Wanted& w) {
     if (p.sum) {
       const double got = load(p.sum, i, p.x_type);
       if (got != w.sum[at] && !(std::isnan(got) && std::isnan(w.sum[at]))) {
-        std::snprintf(text, sizeof text, "sum[%lld] is %.9g instead of %.9g", static_cast<long long>(i), got, w.sum[at]);
+        std::snprintf(text, sizeof text, "sum[%lld] is %.9g instead of %.9g", static_cast<long long>(i), got,
+                      w.sum[at]);
         return text;
       }
     }
@@ -343,8 +347,8 @@ std::string compare(const Call& c, const Wanted& w) {
     double unit = std::max(spacing(w.largest[at], type_of(p.x_type)), spacing(w.largest[at], type_of(p.round_type)));
     if (p.stash_type == RMS_NORM_FLOAT32) unit = std::max(unit, spacing(w.largest[at], type_of(RMS_NORM_FLOAT32)));
     if (!(std::fabs(got - w.y[at]) <= units * unit)) {
-      std::snprintf(text, sizeof text, "y[%lld] is %.9g instead of %.9g, %.3g units off", static_cast<long long>(i), got,
-                    w.y[at], std::fabs(got - w.y[at]) / unit);
+      std::snprintf(text, sizeof text, "y[%lld] is %.9g instead of %.9g, %.3g units off", static_cast<long long>(i),
+                    got, w.y[at], std::fabs(got - w.y[at]) / unit);
       return text;
     }
   }
@@ -412,7 +416,8 @@ void spoil(Random& r, rms_norm_params& p) {
   }
 }
 
-// Whether a spoilt call is forbidden after all: an empty one needs no pointers, and other changes may be right by chance.
+// Whether a spoilt call is forbidden after all: an empty one needs no pointers, and other changes may be right by
+// chance.
 bool forbidden(const rms_norm_params& p, const rms_norm_params& right) {
   bool empty = false;
   for (int i = 0; i < right.rank; ++i) empty |= right.shape[i] == 0;
@@ -462,7 +467,8 @@ std::string one(const Library& library, std::uint64_t seed, long n) {
   const std::string wrong = compare(c, wanted);
   if (!wrong.empty()) return wrong;
   if (scale != c.scale.bytes() || bias != c.bias.bytes()) return "scale or bias was written";
-  const bool x_kept = c.p.y != c.p.x && c.p.sum != c.p.x, residual_kept = c.p.y != c.p.residual && c.p.sum != c.p.residual;
+  const bool x_kept = c.p.y != c.p.x && c.p.sum != c.p.x,
+             residual_kept = c.p.y != c.p.residual && c.p.sum != c.p.residual;
   if (x_kept && x != c.x.bytes()) return "x was written";
   if (residual_kept && residual != c.residual.bytes()) return "residual was written";
   if (x_kept && residual_kept) {
@@ -491,7 +497,7 @@ int main(int count, char** arguments) {
   const long first = std::atol(arguments[3]), last = first + std::atol(arguments[4]);
   const int threads = std::atoi(arguments[5]);
   std::atomic<int> faults{0};
-  for (int isa = 0, usable = 0; const char* name = library.isa_at(isa, &usable); ++isa) {
+  for (int isa = 0, usable = 0; const char *name = library.isa_at(isa, &usable); ++isa) {
     if (!usable || library.set_isa(name) != RMS_NORM_OK) continue;
     const auto work = [&](long from) {
       for (long n = from; n < last; n += threads) {

@@ -22,7 +22,28 @@ from rmsnorm_deploy.errors import RmsNormDeployError
 from tests.fuzz.path import place_of
 from tests.fuzz.process import SECONDS, Worker
 
-_JSON = (None, True, 0, -1, 1, 7, 3.5, 10**9, 2**63, -(2**70), 1e400, "", "x", "llvm", "..", [], {}, [None], [[]], {"a": 1})
+_JSON = (
+    None,
+    True,
+    0,
+    -1,
+    1,
+    7,
+    3.5,
+    10**9,
+    2**63,
+    -(2**70),
+    1e400,
+    "",
+    "x",
+    "llvm",
+    "..",
+    [],
+    {},
+    [None],
+    [[]],
+    {"a": 1},
+)
 REFUSED, RIGHT = "refused", "right"
 
 

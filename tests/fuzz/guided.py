@@ -1,4 +1,4 @@
-"""Fuzzing with bytes by atheris, which sees what they reach in the package: ``python -m tests.fuzz.guided SEED COUNT FOLDER``.
+"""Fuzzing with bytes by atheris, which sees what they reach: ``python -m tests.fuzz.guided SEED COUNT FOLDER``.
 
 It needs ``pip install atheris``.
 """

@@ -59,7 +59,9 @@ def _moved(model, feeds, bits, seed):
 
 
 def _narrowest(model):
-    kinds = {t.data_type for t in pick.all_tensors(model)} | {v.type.tensor_type.elem_type for v in pick.declared(model)}
+    kinds = {t.data_type for t in pick.all_tensors(model)} | {
+        v.type.tensor_type.elem_type for v in pick.declared(model)
+    }
     kinds |= {a.i for n in nodes_of(model) if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
     return min((t for t in TYPES if t.number in kinds), key=lambda t: t.mantissa_bits, default=FLOAT32)
 
@@ -95,7 +97,7 @@ def _off(original, exact, moved, got, kind, units):
     return float(worst.max(initial=0))
 
 
-def wrong_numbers(original, fused, form, folder, say, count):
+def wrong_numbers(original, fused, form, say, count):
     """Pairs of kind and text for every way of running ``fused`` that gives other numbers than ``original``."""
     say("run the original")
     if next(iter(external_tensors(original)), None) is not None or _jumps(original):
@@ -170,7 +172,7 @@ def _exact(model, sets):
 
 
 def _exact_moved(model, feeds, bits):
-    """Float64 runs with everything off by what attributes lose, which are float32, and constants, which are as written."""
+    """Float64 runs with everything off by what constants and attributes lose when they are written."""
     found = []
     for seed in (1, 2):
         copy, fed = _moved(model, {k: _wide(v) if is_float(v) else v for k, v in feeds.items()}, bits, seed)

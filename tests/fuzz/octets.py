@@ -18,7 +18,18 @@ from tests.fuzz.seeds import seed_model
 
 BATCH = 25
 """Executions of one request."""
-_PIECES = (b"\xff", b"\0", b"\x7f", b"\x80", b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01", b"axes", b"Mul", b"Cast", b"")
+_PIECES = (
+    b"\xff",
+    b"\0",
+    b"\x7f",
+    b"\x80",
+    b"\xff\xff\xff\xff\x0f",
+    b"\xff" * 9 + b"\x01",
+    b"axes",
+    b"Mul",
+    b"Cast",
+    b"",
+)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from tests.support.spellings.norms import (
 )
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "models"
-FORMS = ("plugin", "onnx", "ort")
+FORMS = tuple(form.value for form in rmsnorm_deploy.Form)
 
 
 def spelling(rng):

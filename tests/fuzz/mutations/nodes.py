@@ -201,7 +201,7 @@ def attribute_of_another_type(model, rng):
     if how == 0:
         attribute.type = rng.randrange(15)
     elif how == 1:
-        attribute.name = rng.choice(_ATTRIBUTES + ("",))
+        attribute.name = rng.choice((*_ATTRIBUTES, ""))
     elif how == 2:
         attribute.ref_attr_name = rng.choice(_ATTRIBUTES)
     elif how == 3:

@@ -43,7 +43,10 @@ def nested(model, rng):
     """An If in an If in an If."""
     value = rng.choice(pick.names(model))
     graph = helper.make_graph(
-        [helper.make_node("Identity", [value], ["deep"])], "deepest", [], [helper.make_tensor_value_info("deep", 1, None)]
+        [helper.make_node("Identity", [value], ["deep"])],
+        "deepest",
+        [],
+        [helper.make_tensor_value_info("deep", 1, None)],
     )
     for depth in range(rng.choice([2, 5, 12, 25])):
         node = helper.make_node("If", [value], [f"deep_{depth}"], then_branch=graph, else_branch=graph.__class__())
@@ -180,7 +183,10 @@ def no_outputs(model, rng):
 
 def rename(model, rng):
     """One value gets another name, everywhere: a strange one, or one that is taken."""
-    old, new = rng.choice(pick.names(model)), rng.choice([*pick.names(model), " ", "\n", "é", "n" * 3000, "a\0b", "%s{}"])
+    old, new = (
+        rng.choice(pick.names(model)),
+        rng.choice([*pick.names(model), " ", "\n", "é", "n" * 3000, "a\0b", "%s{}"]),
+    )
     for graph in graphs_of(model):
         for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
             if item.name == old:

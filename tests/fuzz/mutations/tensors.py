@@ -8,7 +8,17 @@ from tests.fuzz.mutations import pick
 from tests.fuzz.mutations.pick import harmless
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-_LOCATIONS = ("weights.bin", "weights.bin", "../secret", "/etc/passwd", "", "a\0b", "x" * 5000, ".", "sub/../weights.bin")
+_LOCATIONS = (
+    "weights.bin",
+    "weights.bin",
+    "../secret",
+    "/etc/passwd",
+    "",
+    "a\0b",
+    "x" * 5000,
+    ".",
+    "sub/../weights.bin",
+)
 
 
 def _set(tensor, array):
