@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv clean gpu-check
+.PHONY: demo test environments lint format unit venv clean fuzz gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -64,6 +64,20 @@ format: venv
 # Whole files go to two workers, in the order of tests/conftest.py.
 unit: venv
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Executions of each kind; the suite runs a few hundred with a fixed seed. What is found goes to build/fuzz.
+FUZZ_SEED    ?= 1
+FUZZ_MODELS  ?= 5000
+FUZZ_BYTES   ?= 100000
+FUZZ_CALLS   ?= 10000
+FUZZ_FOLDERS ?= 300
+
+fuzz: venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check atheris || echo "no atheris: bytes are chosen at random"
+	for kind in "models $(FUZZ_MODELS)" "octets $(FUZZ_BYTES)" "guided $(FUZZ_BYTES)" "calls $(FUZZ_CALLS)" \
+	    "folders $(FUZZ_FOLDERS)" "logs $(FUZZ_FOLDERS)"; do \
+	    set -- $$kind; $(BIN)/python -m tests.fuzz $$1 --seed $(FUZZ_SEED) --count $$2 || failed=1; \
+	done; test -z "$$failed"
 
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
 gpu-check:
