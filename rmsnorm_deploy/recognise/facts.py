@@ -73,7 +73,7 @@ class Facts:
         self._expressions: dict[ir.Value, bool] = {}
         self._sameness = Sameness(self.constant, self.dtype)
         self._types = ElementTypes(lambda value: self._of(value)[0])
-        self.sizes = Sizes(self, _origin)
+        self.sizes = Sizes(self)
 
     # -- types and shapes ---------------------------------------------------------------------------------------------
 
@@ -274,52 +274,6 @@ class Facts:
     def same(self, a: ir.Value | None, b: ir.Value | None) -> bool:
         """Whether two values are one, or are computed by equal operators from equal values."""
         return self._sameness.same(a, b)
-
-
-_OF_ONE_SHAPE = frozenset(
-    (
-        *(
-            "Abs",
-            "Cast",
-            "Clip",
-            "DequantizeLinear",
-            "Dropout",
-            "Elu",
-            "Erf",
-            "Exp",
-            "Gelu",
-            "HardSigmoid",
-            "HardSwish",
-        ),
-        *("Identity", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "Neg", "Not"),
-        *(
-            "QuantizeLinear",
-            "RMSNormalization",
-            "Reciprocal",
-            "Relu",
-            "Round",
-            "Sigmoid",
-            "Sign",
-            "Softmax",
-            "Softplus",
-        ),
-        *("Sqrt", "Tanh"),
-    )
-)
-"""Operators whose first output has the shape of their first input."""
-
-
-def _origin(value: ir.Value) -> ir.Value:
-    """The first of the values in front of ``value`` that have its shape."""
-    for _ in range(64):
-        node = value.producer()
-        if node is None or node.domain not in AI_ONNX or not node.inputs or node.inputs[0] is None or value.index():
-            return value
-        squared = node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
-        if node.op_type not in _OF_ONE_SHAPE and not squared:
-            return value
-        value = node.inputs[0]
-    return value
 
 
 def equal_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:

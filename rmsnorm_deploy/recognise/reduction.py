@@ -15,7 +15,7 @@ from rmsnorm_deploy.recognise.facts import Facts, int_attribute
 from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.sizes import Size, product
+from rmsnorm_deploy.recognise.size import Size, product
 from rmsnorm_deploy.recognise.square import Square, square_in_front
 from rmsnorm_deploy.recognise.state import Source, State
 
