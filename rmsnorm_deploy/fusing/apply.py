@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.fusing.copies import make_copies
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
@@ -56,6 +57,7 @@ def apply(plan: Plan) -> Changes:
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
     rewriter.sort()
     bodies = _supply(plan)
+    rewriter.copy_functions(plan)
     fused = tuple(
         dataclasses.replace(
             text,
@@ -63,7 +65,8 @@ def apply(plan: Plan) -> Changes:
             removed=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n in removed),
             kept=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n not in removed),
         )
-        for text, match, norm in zip(descriptions, plan.matches, norms, strict=True)
+        for texts, match, norm in zip(descriptions, plan.matches, norms, strict=True)
+        for text in texts
     )
     return Changes(fused, frozenset(rewriter.touched), frozenset(rewriter.functions), bodies)
 
@@ -106,6 +109,14 @@ class _Rewriter:
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
         return made.norm
+
+    def copy_functions(self, plan: Plan) -> None:
+        """One function for each epsilon, where the calls of one give several."""
+        made, calls = make_copies(plan.model, plan.scopes, plan.copies)
+        self.functions.update(made)
+        for node, graph in calls:
+            self.touched.add(node)
+            self._touch(graph, self._roots[graph])
 
     def sort(self) -> None:
         """Bring the nodes of graphs into order in which a norm was put in front of what it reads."""

@@ -165,7 +165,7 @@ class Draft:
             domain,
             op_type,
             inputs,
-            [_attribute(k, v) for k, v in attributes.items()],
+            [_attribute(k, v, self._match.references.get(k)) for k, v in attributes.items()],
             outputs=outputs,
             name=self.unique(f"{self._name}_rmsnorm"),
             doc_string=last.doc_string,
@@ -189,7 +189,9 @@ class Draft:
         return Emission(tuple(self._nodes), norm, y, total if self._match.sum is not None else None)
 
 
-def _attribute(name: str, value: int | float | list[int]) -> ir.Attr:
+def _attribute(name: str, value: int | float | list[int], reference: str | None = None) -> ir.Attr:
+    if reference is not None:
+        return ir.RefAttr(name, reference, ir.AttributeType.FLOAT)
     if isinstance(value, list):
         return ir.AttrInt64s(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)

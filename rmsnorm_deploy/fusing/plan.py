@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.fusing.copies import Copies, copies_for, parameters_of
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, writer_of
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, described
@@ -36,6 +38,7 @@ class Plan:
         given_opset: the ai.onnx opset of the model that was given.
         opset: the one that the fused model has.
         ops: number of nodes by operator in the model that was given.
+        copies: the local functions that become one for each epsilon that calls give.
     """
 
     model: ir.Model
@@ -48,16 +51,24 @@ class Plan:
     given_opset: int
     opset: int
     ops: dict[str, int]
+    copies: Copies = dataclasses.field(default_factory=dict)
 
     @property
     def writer(self) -> OutputForm:
         """Writes the norms."""
         return writer_of(self.form)
 
-    def described(self) -> tuple[FusedNorm, ...]:
-        """The norms as they are planned."""
+    def described(self) -> tuple[tuple[FusedNorm, ...], ...]:
+        """For each match the norms as they are planned: one, or one in each copy of the function that it stands in."""
         version = version_of(self.model.opset_imports)
-        return tuple(described(match, version) for match in self.matches)
+        roots = {scope.nodes[0].graph: scope.root for scope in self.scopes if scope.nodes} if self.copies else {}
+        found = []
+        for match in self.matches:
+            root = roots.get(match.nodes[-1].graph) if match.references else None
+            bindings = self.copies.get(root) if isinstance(root, ir.Function) else None
+            same = [match] if bindings is None else [parameters_of(match, binding) for binding in bindings]
+            found.append(tuple(described(m, version) for m in same))
+        return tuple(found)
 
     def report(self, fused: Iterable[FusedNorm] | None = None) -> FusionReport:
         """What would be done; or what was done.
@@ -78,7 +89,7 @@ class Plan:
             by = " by onnx's version converter" if self.writer.may_convert else ""
             warnings.append(f"the model's opset {mood} raised from {self.given_opset} to {self.opset}{by}")
         return FusionReport(
-            fused=self.described() if fused is None else tuple(fused),
+            fused=tuple(itertools.chain(*self.described())) if fused is None else tuple(fused),
             missed=self.missed,
             ops_before=self.ops,
             ops_after=_count_again(self.scopes) if done and self.matches else self.ops,
@@ -125,6 +136,8 @@ def planned(
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
         fitting = writer.suits(match)
+        if match.references and not writer.carries_references:
+            fitting = Unsuited("it is another norm at each call of the function that it stands in")
         if isinstance(fitting, Unsuited):
             misses.append(_unsuited(match, fitting, form))
         else:
@@ -152,6 +165,7 @@ def planned(
         given_opset=opset,
         opset=now,
         ops=ops,
+        copies=copies_for(graphs, (match for match, _ in kept)),
     )
 
 

@@ -47,12 +47,12 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
 cli: commands printing streams options outcome app commands/* __init__
-fusing: __init__ draft names report guard form forms trailing plan forms/* apply fuse pass_
+fusing: __init__ copies draft names report guard form forms trailing plan forms/* apply fuse pass_
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
-recognise: __init__ match element_types inference scopes folding sameness refusal sizes factor facts state leading
-    residual checks fused_forms magnitude rounding square step reduction variance keepdims normalised output statistic
-    ending grammar engine
+recognise: __init__ match scopes element_types folding sameness refusal bindings inference factor sizes facts state
+    leading residual checks fused_forms magnitude rounding square step reduction variance keepdims normalised output
+    statistic ending grammar engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
