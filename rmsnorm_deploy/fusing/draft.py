@@ -127,20 +127,26 @@ class Draft:
     def scale(self) -> ir.Value:
         """The scale: ones where there is none, times the factor where there is one."""
         match = self._match
-        if match.scale is None:
-            if match.factor != 1.0:
-                self.scale_type = DOUBLE if self.dtype == DOUBLE else FLOAT
-                if match.bias is not None:
-                    self.scale_type = match.scale_dtype
-                return self.constant(f"{self._name}_scale", full([], match.factor, self.scale_type))
-            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
         if match.factor == 1.0:
-            return match.scale
-        scale = match.scale
-        if self.scale_type in SIXTEEN_BIT:
-            scale = self.as_type(scale, FLOAT)
-        factor = self.constant("rmsnorm_factor", full([], match.factor, self.scale_type))
-        return self.node("Mul", [scale, factor], "scale", like=scale, dtype=self.scale_type)
+            if match.scale is not None:
+                return match.scale
+            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
+        # a factor is not rounded to 16 bits, nor is its product with a scale
+        wide = DOUBLE if self.dtype == DOUBLE else FLOAT
+        if match.scale is None:
+            self.scale_type = wide
+            return self.constant(f"{self._name}_scale", full([], match.factor, wide))
+        scale = self.as_type(match.scale, wide)
+        factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
+        return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def bias(self) -> ir.Value:
+        """The bias, in the type that the scale is written in: the neutral one where there is none."""
+        bias = self._match.bias
+        if bias is None:
+            # -0.0 is the number that changes nothing when added, not even the sign of a zero
+            return self.constant("rmsnorm_no_bias", full([], -0.0, self.scale_type))
+        return bias if self._match.scale_dtype == self.scale_type else self.cast(bias, self.scale_type, "bias_cast")
 
     def _ones_shape(self) -> list[int]:
         """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; no dimension if d is unknown."""

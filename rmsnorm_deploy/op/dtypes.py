@@ -21,6 +21,7 @@ class FloatType:
         dtype: its NumPy type.
         mantissa_bits: stored bits of the mantissa; 1.0 and the next number are ``2 ** -mantissa_bits`` apart.
         smallest: the least positive number (subnormal), and so the spacing of all subnormals.
+        least_normal: the least positive number that has all bits of the mantissa.
     """
 
     number: int
@@ -29,6 +30,12 @@ class FloatType:
     dtype: np.dtype[Any]
     mantissa_bits: int
     smallest: float
+    least_normal: float
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return (2.0 - self.epsilon) * (2.0 / self.least_normal)
 
     @property
     def itemsize(self) -> int:
@@ -44,8 +51,9 @@ class FloatType:
 def _row(number: int, onnx_name: str, scalar: Any, mantissa_bits: int, least_exponent: int) -> FloatType:
     """A row of the table; ``2 ** least_exponent`` is the least normal number (IEEE 754 emin)."""
     dtype = np.dtype(scalar)
+    normal = 2.0**least_exponent
     smallest = 2.0 ** (least_exponent - mantissa_bits)
-    return FloatType(int(number), dtype.name, f"tensor({onnx_name})", dtype, mantissa_bits, smallest)
+    return FloatType(int(number), dtype.name, f"tensor({onnx_name})", dtype, mantissa_bits, smallest, normal)
 
 
 FLOAT32 = _row(TensorProto.FLOAT, "float", np.float32, 23, -126)

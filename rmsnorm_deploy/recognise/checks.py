@@ -81,7 +81,12 @@ def strip(facts: Facts, value: ir.Value, casts: bool = True) -> ir.Value:
 def is_exact_cast(facts: Facts, node: ir.Node) -> bool:
     """Whether a Cast only widens."""
     before, after = facts.dtype(node.inputs[0]), facts.dtype(node.outputs[0])
-    return before is not None and after is not None and (before == after or (before, after) in _EXACT_CASTS)
+    return before is not None and after is not None and loses_nothing(before, after)
+
+
+def loses_nothing(before: ir.DataType, after: ir.DataType) -> bool:
+    """Whether every number of the one float type is one of the other."""
+    return before == after or (before, after) in _EXACT_CASTS
 
 
 def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import SIXTEEN_BIT, NormParameters, Op, as_float32, attribute_names
+from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, is_op
 from rmsnorm_deploy.recognise.match import Match, Site
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.residual import with_residual
 from rmsnorm_deploy.recognise.rounding import kept_rounding
-from rmsnorm_deploy.recognise.state import State
+from rmsnorm_deploy.recognise.state import LEAST_RMS, State
 from rmsnorm_deploy.recognise.variance import is_centred
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -64,7 +67,9 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     x = candidates[0] if candidates else whole
     scale, bias = (None if v is None else _parameter(facts, v, out_type) for v in (state.scale, state.bias))
     if scale is not None and bias is not None and facts.dtype(scale) != facts.dtype(bias):
-        raise Refusal("bias and scale are of different types")
+        scale, bias = state.scale, state.bias  # as they are applied, both in one type
+        if facts.dtype(scale) != FLOAT or facts.dtype(bias) != FLOAT:
+            raise Refusal("bias and scale are of different types")
     factor = _factor(state, types)
     if factor != 1.0 and out_type in SIXTEEN_BIT:
         if scale_type != FLOAT and not fewer:
@@ -74,6 +79,12 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
     if not any(state.attribute(name) for name in ("epsilon", "epsilon_outside", "rms_floor")):
         notes.append(
             "there is no epsilon: a row of zeros gives NaN (torch's dynamo exporter drops an epsilon of 1e-8 or less)"
+        )
+    if not double and 0.0 < state.least < LEAST_RMS:
+        raise Refusal(
+            "the least RMS is so small that squares underflow before it is reached",
+            expected=f"{LEAST_RMS:g} or more",
+            found=f"{state.least:g}",
         )
     source_size = _size(facts.shape(x), state.source.axes)
     values = {n: state.attribute(n) for n in attribute_names(Op.GENERAL_RMS_NORM) if n in state.attributes}
@@ -158,15 +169,24 @@ def _factor(state: State, types: list[ir.DataType]) -> float:
             expected="a mean, or a known size",
             hint="export with a fixed hidden size",
         )
-    return 1.0 if state.factor.is_one(state.source.size, types) else factor
+    if state.factor.is_one(state.source.size, types):
+        return 1.0
+    if types[-1] != DOUBLE:
+        _fits_float32("the constant factor", abs(factor))
+    return factor
 
 
 def _fits_float32(name: str, value: float) -> None:
-    stored = as_float32(value) if abs(value) < 3e38 else float("inf")
-    if value and abs(stored - value) > 1e-6 * value:
+    """Whether a float32 holds ``value``, which must not be negative.
+
+    Raises:
+        Refusal: it does not.
+    """
+    stored = as_float32(value) if 0.0 <= value <= FLOAT32.largest else math.inf
+    if not abs(stored - value) <= 1e-6 * value:
         raise Refusal(
-            f"{name} {value:g} does not fit the float32 attribute that holds it",
-            expected="a float32 number",
+            f"{name} {value:g} does not fit the float32 number that holds it",
+            expected="a number that float32 has, not negative",
             found=f"{value!r}",
         )
 

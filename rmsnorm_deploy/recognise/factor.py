@@ -19,27 +19,44 @@ _SLACK = {t.number: t.epsilon for t in (dtypes.FLOAT16, dtypes.BFLOAT16)} | {
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """``number * d ** power`` with d the (perhaps unknown) number of measured elements: exact bookkeeping of 1/n."""
+    """``number * d ** power`` with d the (perhaps unknown) number of measured elements: exact bookkeeping of 1/n.
+
+    The number has a sign and is neither zero nor infinite nor NaN.
+
+    Raises:
+        Refusal: it would be.
+    """
 
     number: float = 1.0
     power: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.number == 0 or not math.isfinite(self.number):
+            raise Refusal("has a constant factor of zero, infinity or NaN", expected="another number")
 
     def __mul__(self, other: Factor) -> Factor:
         return Factor(self.number * other.number, self.power + other.power)
 
     def __truediv__(self, other: Factor) -> Factor:
-        if other.number == 0:
-            raise Refusal("divides by a constant zero")
         return Factor(self.number / other.number, self.power - other.power)
 
+    def __neg__(self) -> Factor:
+        return Factor(-self.number, self.power)
+
+    def __abs__(self) -> Factor:
+        return Factor(abs(self.number), self.power)
+
     def __pow__(self, exponent: float) -> Factor:
-        if self.number <= 0:
-            raise Refusal("takes the root of a negative or zero multiple of the mean square")
-        return Factor(self.number**exponent, self.power * exponent)
+        if self.number < 0 and not float(exponent).is_integer():
+            raise Refusal("takes the root of a negative number")
+        try:
+            return Factor(self.number**exponent, self.power * exponent)
+        except OverflowError:
+            raise Refusal("has a constant factor that is too large", found=f"{self.number:g} ** {exponent:g}") from None
 
     def value(self, size: Dim) -> float | None:
-        """The number, or None while it depends on an unknown size."""
-        if isinstance(size, int):
+        """The number, or None where it depends on a size that is unknown or zero."""
+        if isinstance(size, int) and size > 0:
             return self.number * math.pow(size, self.power)
         return self.number if abs(self.power) < 1e-9 else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -47,7 +48,10 @@ def _epsilon(facts: Facts, node: ir.Node, default: float) -> float:
         return default
     if attribute.is_ref():
         raise Refusal("epsilon is an attribute of the function that holds it", expected="a constant epsilon")
-    return float(attribute.value)
+    epsilon = float(attribute.value)
+    if not 0.0 <= epsilon < math.inf:
+        raise Refusal("epsilon is negative or not finite", expected="epsilon >= 0", found=f"{epsilon:g}")
+    return epsilon
 
 
 def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.DataType, ir.DataType]:
@@ -151,6 +155,10 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     x_type, scale_dtype = _types(facts, node, scale)
     if x_type == ir.DataType.DOUBLE:
         raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
+    if scale_dtype not in (x_type, ir.DataType.FLOAT):
+        raise Refusal(
+            f"its scale is of type {scale_dtype.name}", expected=f"{x_type.name} or FLOAT", found=scale_dtype.name
+        )
     total = node.outputs[3] if len(node.outputs) > 3 else None
     parameters = NormParameters(
         op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(facts, node, _RESIDUAL_EPSILON)

@@ -13,6 +13,7 @@ from rmsnorm_deploy.op import FLOAT_TYPES
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, is_op
+from rmsnorm_deploy.recognise.magnitude import magnitude
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import Source, State
@@ -44,7 +45,7 @@ def scale_times_inverse_rms(step: Step) -> State:
     if state.power != -1 or state.scale is not None:
         raise Refusal("is not a scale times the inverse of the RMS")
     scale = step.other
-    if any(facts.same(checks.strip(facts, scale), x) for x in (state.source.base, state.source.partial_base)):
+    if _as_x(facts, state.source, scale) is not None:
         raise Refusal("is x itself")
     if not state.restored:
         raise Refusal("the reduced dimension is gone (keepdims=0), so the statistic would meet other rows")
@@ -84,6 +85,7 @@ def _normalised(step: Step, other: ir.Value, factor: Factor) -> State:
         checks.scale_broadcasts(facts, scale, numerator.x, state.source.axes)
     return state.moved(
         stage=Stage.NORMALISED,
+        source=numerator.source,
         x=numerator.x,
         whole=numerator.whole,
         scale=scale,
@@ -100,6 +102,7 @@ class _Numerator:
 
     Attributes:
         x: x as it enters.
+        source: what was squared, as this x says it: it may have another sign.
         whole: x is the whole of which the statistic measured a part.
         factor: a constant.
         scale: the scale, where it is applied to x first.
@@ -107,7 +110,8 @@ class _Numerator:
     """
 
     x: ir.Value
-    whole: bool
+    source: Source
+    whole: bool = False
     factor: Factor = ONE
     scale: ir.Value | None = None
     nodes: tuple[ir.Node, ...] = ()
@@ -115,37 +119,46 @@ class _Numerator:
 
 def _numerator(facts: Facts, source: Source, value: ir.Value) -> _Numerator | None:
     """What ``value`` is made of, if that is x, perhaps times a scale or a constant; else None."""
-
-    def is_whole(v: ir.Value) -> bool | None:
-        """Whether ``v`` is the whole of a partly measured x; None where it is not x at all."""
-        base = checks.strip(facts, v)
-        if facts.same(base, source.base):
-            return False
-        return True if facts.same(base, source.partial_base) else None
-
-    whole = is_whole(value)
-    if whole is not None:
-        return _Numerator(value, whole)
+    alone = _as_x(facts, source, value)
+    if alone is not None:
+        return alone
     unscaled = _constant_multiple(facts, source)
     inner = checks.strip(facts, value)
     if unscaled is not None and facts.same(inner, unscaled[0]):
-        return _Numerator(source.cast, False, ONE / unscaled[1])
+        return _Numerator(source.cast, source, factor=ONE / unscaled[1])
     node = inner.producer()
     if not is_op(node, "Mul", "Div") or node is None or len(node.inputs) != 2:
         return None
     for i in (0, 1) if node.op_type == "Mul" else (0,):
         x, other = node.inputs[i], node.inputs[1 - i]
-        whole = None if x is None else is_whole(x)
-        if x is None or other is None or whole is None or is_whole(other) is not None:
+        if x is None or other is None or _as_x(facts, source, other) is not None:
+            continue
+        found = _as_x(facts, source, x)
+        if found is None:
             continue
         try:
             factor = checks.constant_factor(facts, other, x, source)
         except Refusal:
             if node.op_type == "Mul":
-                return _Numerator(x, whole, scale=other, nodes=(node,))
+                return dataclasses.replace(found, scale=other, nodes=(node,))
         else:
-            return _Numerator(x, whole, factor if node.op_type == "Mul" else ONE / factor, nodes=(node,))
+            return dataclasses.replace(found, factor=factor if node.op_type == "Mul" else ONE / factor, nodes=(node,))
     return None
+
+
+def _as_x(facts: Facts, source: Source, value: ir.Value) -> _Numerator | None:
+    """``value`` as the x of a norm: what was squared, whatever its sign, or the whole of it; else None."""
+    base = checks.strip(facts, value)
+    if facts.same(base, source.base):
+        return _Numerator(value, source)
+    if facts.same(base, source.partial_base):
+        return _Numerator(value, source, whole=True)
+    of_sign = magnitude(facts, value)
+    if not facts.same(of_sign.root, source.base):
+        return None
+    if of_sign.sign != (False, False):
+        source = dataclasses.replace(source, base=base, cast=value)
+    return _Numerator(value, source)
 
 
 def _constant_multiple(facts: Facts, source: Source) -> tuple[ir.Value, Factor] | None:

@@ -43,7 +43,7 @@ def _completed(step: Step, constant: Factor) -> State:
     types = [step.facts.dtype(step.output) or ir.DataType.FLOAT]
     if state.factor.is_one(size, types) or not (state.factor * constant).is_one(size, types):
         raise Refusal("is a constant factor, which stays outside the norm")
-    return state.moved(factor=ONE, roundings=_rounded(step))
+    return state.moved(factor=ONE, roundings=_rounded(step, "factor"))
 
 
 def times_scale(step: Step) -> State:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES
+from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute
@@ -16,8 +16,8 @@ from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.size import Size, product
-from rmsnorm_deploy.recognise.square import Square, square_in_front
-from rmsnorm_deploy.recognise.state import Source, State
+from rmsnorm_deploy.recognise.square import Square, square_in_front, square_of
+from rmsnorm_deploy.recognise.state import LEAST_RMS, Source, State
 
 _FLOATS = "float32, float16, bfloat16 or float64"
 
@@ -48,14 +48,14 @@ class Opening:
         power: of the RMS.
         factor: constant factor.
         stage: the stage reached with it.
-        floor: the RMS is at least this.
+        zero_stays: a row of zeros stays one, where x / 0 would be NaN.
     """
 
     read: Callable[[Facts, ir.Node, ir.Value], Reduced]
     power: int
     factor: Factor
     stage: Stage = Stage.MEAN_SQUARE
-    floor: float = 0.0
+    zero_stays: bool = False
 
 
 def open_candidate(facts: Facts, node: ir.Node) -> State:
@@ -95,12 +95,27 @@ def open_candidate(facts: Facts, node: ir.Node) -> State:
         statistics=(facts.dtype(value) or dtype, *(t for t in types if t is not None and t in FLOAT_TYPES)),
         x=square.value if normalised else None,
         roundings=tuple(t for t in types if t is not None) if normalised else (),
-        nodes=(*square.nodes, node),
+        nodes=(*square.signs, *square.nodes, node),
         path=reduced.path,
     )
     if square.epsilon:
         state = state.having("epsilon", square.epsilon)
-    return state.having("rms_floor", opening.floor) if opening.floor else state
+    return state.having("rms_floor", _least_rms(state, dtype)) if opening.zero_stays else state
+
+
+def _least_rms(state: State, dtype: ir.DataType) -> float:
+    """A floor that makes a row of zeros stay one and changes no row that the arithmetic can measure."""
+    if state.statistics[0] != ir.DataType.DOUBLE:
+        return LEAST_RMS
+    if dtype == ir.DataType.DOUBLE:
+        refusal = Refusal(
+            "divides float64 rows by their norm and keeps rows of zeros",
+            expected="float32 or 16 bits",
+            found="DOUBLE: such rows may be smaller than the least RMS that a float32 attribute can hold",
+        )
+        refusal.stage = Stage.SQUARE
+        raise refusal
+    return FLOAT32.smallest
 
 
 def _float_type(facts: Facts, base: ir.Value) -> ir.DataType:
@@ -147,7 +162,9 @@ def sum_of_square(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
 
 def squares_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """The operator squares what it gets."""
-    return _reduced(facts, node, Square(value, (), node.op_type), (node.op_type,))
+    square = square_of(facts, value, value, (), node.op_type)
+    assert square is not None
+    return _reduced(facts, node, square, (square.label,))
 
 
 def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...]) -> Reduced:
@@ -176,8 +193,8 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     equation = str(attribute.value).replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    bases = [checks.strip(facts, v) for v in node.inputs if v is not None]
-    if not arrow or len(terms) != 2 or terms[0] != terms[1] or not facts.same(*bases):
+    square = square_of(facts, value, node.inputs[1] or value, (), node.op_type)
+    if not arrow or len(terms) != 2 or terms[0] != terms[1] or square is None:
         raise Refusal("is not a product of a value with itself", expected="'...i,...i->...'", found=equation)
     term = terms[0]
     letters = term.replace("...", "")
@@ -193,19 +210,17 @@ def product_with_itself(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced
     rank = facts.rank(value)
     if rank is None and "." not in flat:
         rank = len(flat)
-    return Reduced(Square(value, (), node.op_type), checks.canonical_axes(positions, rank), False, (node.op_type,))
+    return Reduced(square, checks.canonical_axes(positions, rank), False, (square.label,))
 
 
 _SUM = Factor(1.0, 1.0)
-_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
 OPENINGS: Mapping[str, Opening] = {
     "ReduceMean": Opening(sum_of_square, 2, ONE),
     "ReduceSum": Opening(sum_of_square, 2, _SUM),
     "ReduceSumSquare": Opening(squares_itself, 2, _SUM),
     "ReduceL2": Opening(squares_itself, 1, _SUM**0.5, Stage.RMS),
-    # a zero vector stays zero here, where x / 0 would be NaN: the least normal number as the floor does that
-    "LpNormalization": Opening(divides_by_norm, -1, _SUM**-0.5, Stage.NORMALISED, floor=_LEAST_NORMAL),
+    "LpNormalization": Opening(divides_by_norm, -1, _SUM**-0.5, Stage.NORMALISED, zero_stays=True),
     "Einsum": Opening(product_with_itself, 2, _SUM),
 }
 """The operators that can start a norm."""

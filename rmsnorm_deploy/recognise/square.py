@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, is_op
+from rmsnorm_deploy.recognise.magnitude import magnitude
 
 _MAX_NODES = 16
 """Most Casts and other noise between the square and the reduction."""
@@ -19,16 +21,30 @@ class Square:
     """What a reduction reduces.
 
     Attributes:
-        value: the squared value.
+        value: the squared value, in front of what only changes its sign.
         nodes: the nodes from the square on, the reduction excepted.
         label: how the square is written, as reports name it.
+        signs: the nodes between ``value`` and the square: Abs and Neg, and Casts that lose nothing.
         epsilon: added to the square before the mean is taken.
     """
 
     value: ir.Value
     nodes: tuple[ir.Node, ...]
     label: str
+    signs: tuple[ir.Node, ...] = ()
     epsilon: float = 0.0
+
+
+def square_of(facts: Facts, left: ir.Value, right: ir.Value, nodes: tuple[ir.Node, ...], label: str) -> Square | None:
+    """The square that the product of these two values is, or None where it is none."""
+    value = magnitude(facts, left)
+    other = value if right is left else magnitude(facts, right)
+    if not facts.same(value.root, other.root) or value.sign != other.sign:
+        return None
+    if not value.nodes:
+        return Square(left, nodes, label)
+    signs = [n.op_type for n in value.nodes if n.op_type in ("Abs", "Neg")]
+    return Square(value.root, nodes, " > ".join((*signs, label)), value.nodes)
 
 
 def square_in_front(facts: Facts, value: ir.Value) -> Square | None:
@@ -57,12 +73,9 @@ def squared_by(facts: Facts, node: ir.Node) -> Square | None:
         return None
     right = node.inputs[1]
     if is_op(node, "Pow") and right is not None and _is_two(facts, right, left):
-        inner = checks.strip(facts, left).producer()
-        if inner is not None and is_op(inner, "Abs") and inner.inputs[0] is not None:  # |x|^2 is x^2
-            return Square(inner.inputs[0], (inner, node), "Abs > Pow(x,2)")
-        return Square(left, (node,), "Pow(x,2)")
-    if is_op(node, "Mul") and right is not None and facts.same(checks.strip(facts, left), checks.strip(facts, right)):
-        return Square(left, (node,), "Mul(x,x)")
+        return square_of(facts, left, left, (node,), "Pow(x,2)")
+    if is_op(node, "Mul") and right is not None:
+        return square_of(facts, left, right, (node,), "Mul(x,x)")
     return None
 
 
@@ -82,9 +95,16 @@ def _before(facts: Facts, node: ir.Node) -> tuple[ir.Value | None, float]:
         # the mean of x^2 + epsilon is the mean square plus epsilon
         for value, other in (node.inputs, node.inputs[::-1]):
             number = None if other is None or other.is_graph_input() else facts.scalar(other)
-            if value is not None and number is not None and number >= 0 and checks.is_small_shape(facts, other, value):
+            if (
+                value is not None
+                and number is not None
+                and 0 <= number < math.inf
+                and checks.is_small_shape(facts, other, value)
+            ):
                 return value, number
     index = next((i for i in range(len(node.inputs)) if checks.passes_unchanged(facts, node, i)), None)
     if index is None and is_op(node, "Cast") and facts.dtype(node.inputs[0]) in (None, *FLOAT_TYPES):
         index = 0
+    if is_op(node, "Abs"):
+        index = 0  # neither a square nor its sum with an epsilon is negative
     return (None if index is None else node.inputs[index]), 0.0

@@ -51,8 +51,8 @@ fusing: __init__ copies draft names report guard form forms trailing plan forms/
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions definition body reference schema __init__
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
-    size sizes state facts checks leading residual fused_forms rounding square step reduction variance keepdims
-    normalised output statistic ending grammar engine
+    size sizes state facts checks leading residual fused_forms magnitude rounding step square keepdims normalised
+    output statistic reduction variance grammar ending engine
 run: __init__ inputs library nvidia ort runnable toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load

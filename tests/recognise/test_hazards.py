@@ -514,3 +514,84 @@ def test_40_names_documentation_and_order_are_kept():
     for node in fused.graph.node:
         assert set(node.input) <= seen
         seen |= set(node.output)
+
+
+LP_SIZES = (1, 1e-17, 1e-19, 1e-20, 1e-23, 1e-30, 1e-40, 1e-60, 0)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("dtype", [F, D])
+@pytest.mark.parametrize("size", [4, 64])
+def test_41_rows_divided_by_their_norm_have_length_one_or_are_zero(dtype, size, axis):
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.standard_normal(size) * f for f in LP_SIZES]).astype({F: np.float32, D: np.float64}[dtype])
+    shape = ["rows", size] if axis == -1 else [size, "rows"]
+    g = Graph()
+    _, fused, report = fuse_of(g, g.op("LpNormalization", g.input("x", dtype, shape), axis=axis, p=2), shape)
+    assert bool(report.fused) == (dtype == F), "float64 rows may be smaller than any least RMS that float32 can hold"
+    assert [m.site.op_type for m in report.near_misses] == ([] if dtype == F else ["LpNormalization"])
+    feeds = x if axis == -1 else np.ascontiguousarray(x.T)
+    got = [run(fused, {"x": feeds}, o, h)[0] for o in (False, True) for h in (None, rmsnorm_deploy.register)]
+    got = [np.asarray(y if axis == -1 else y.T, np.float64) for y in got]
+    for y in got:
+        length = np.linalg.norm(y, axis=-1)
+        mean = (x.astype(np.float64) ** 2).mean(-1)
+        np.testing.assert_allclose(length[mean >= np.finfo(x.dtype).tiny], 1, rtol=1e-5)
+        # squares lose bits there, one after the other
+        np.testing.assert_allclose(length[mean >= 2.0**11 * np.finfo(x.dtype).smallest_subnormal], 1, rtol=5e-4)
+        assert (length < 1.001).all()
+        assert length[-1] == 0
+        np.testing.assert_allclose(y, got[0], atol=5e-4)
+
+
+@pytest.mark.parametrize("to", [H, B])
+def test_41_rows_of_16_bits_divided_by_their_norm(to):
+    g = Graph()
+    x = g.cast(x_of(g, ("n", 64)), to)
+    y = g.cast(g.op("LpNormalization", g.cast(x, F), axis=-1, p=2), to)
+    _, fused, report = fuse_of(g, g.cast(y, F), ("n", 64))
+    assert report.fused[0].type == {H: "FLOAT16", B: "BFLOAT16"}[to]
+    rows_ = np.random.default_rng(0).standard_normal((4, 64)) * np.array([1, 1e-6, 1e-30, 0])[:, None]
+    for hook in (None, rmsnorm_deploy.register):
+        length = np.linalg.norm(run(fused, {"x": rows_.astype(np.float32)}, True, hook)[0], axis=-1)
+        np.testing.assert_allclose(length, [1, 1, 0, 0], atol=1e-2)
+
+
+def test_41_float32_rows_divided_by_their_norm_in_float64():
+    g = Graph()
+    y = g.op("LpNormalization", g.cast(x_of(g, ("n", 8)), D), axis=-1, p=2)
+    _, fused, report = fuse_of(g, g.cast(y, F), ("n", 8))
+    assert report.fused
+    x = (np.random.default_rng(0).standard_normal((4, 8)) * np.array([1, 1e-30, 1e-38, 0])[:, None]).astype(np.float32)
+    for hook in (None, rmsnorm_deploy.register):
+        length = np.linalg.norm(run(fused, {"x": x}, True, hook)[0].astype(np.float64), axis=-1)
+        np.testing.assert_allclose(length, [1, 1, 1, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize(("floor", "fuses"), [(1e-12, True), (1e-20, True), (1e-22, False), (1e-38, False)])
+@pytest.mark.parametrize("how", ["clip l2", "max root", "min inverse", "outside"])
+def test_42_a_least_rms_below_which_squares_underflow_stays(how, floor, fuses):
+    g = Graph()
+    x = x_of(g)
+    root = {
+        "clip l2": lambda: x / g.op("Clip", g.reduce("ReduceL2", x, (-1,)), g.constant(floor)),
+        "max root": lambda: x / g.op("Max", g.op("Sqrt", g.reduce("ReduceMean", x * x, (-1,))), g.constant(floor)),
+        "min inverse": lambda: (
+            x * g.op("Min", g.op("Reciprocal", g.reduce("ReduceL2", x, (-1,))), g.constant(min(1 / floor, 3e38)))
+        ),
+        "outside": lambda: x / (g.reduce("ReduceL2", x, (-1,)) + floor),
+    }[how]()
+    model, fused, report = fuse_of(g, root)
+    assert bool(report.fused) == fuses
+    assert fuses or "underflow" in report.near_misses[0].reason
+    sizes = np.array([1, 1e-17, 1e-18])[:, None]
+    same_results(
+        model, fused, {"x": (rows(SHAPE, np.float32) * sizes).astype(np.float32)}, slack=32 if floor > 1e-18 else 2**13
+    )
+
+
+def test_43_no_features_are_no_reason_to_fail():
+    g = Graph()
+    x = x_of(g, (2, 0))
+    _, _, report = fuse_of(g, x / g.op("Sqrt", g.reduce("ReduceSum", x * x, (-1,)) + 1.0), (2, 0))
+    assert len(report.fused) + len(report.missed) == 1

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 
 from rmsnorm_deploy import op
-from rmsnorm_deploy.fusing.draft import Draft, Emission, full
+from rmsnorm_deploy.fusing.draft import Draft, Emission
 from rmsnorm_deploy.fusing.form import Needs, OutputForm
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.match import Match
@@ -44,9 +44,7 @@ class _Plugin(OutputForm):
             total = draft.sum_output()  # onnxruntime 1.20 aborts on an output without a name
             outputs.append(total)
         if "bias" in parameters.op.inputs:
-            # -0.0 is the number that changes nothing when added, not even the sign of a zero
-            neutral = full([], -0.0, match.scale_dtype)
-            inputs.append(match.bias if match.bias is not None else draft.constant("rmsnorm_no_bias", neutral))
+            inputs.append(draft.bias())
         attributes = parameters.to_attributes(op.version_of(draft.imports))
         norm = draft.norm(DOMAIN, parameters.op.value, inputs, attributes, outputs)
         return draft.done(norm, outputs[0], total)

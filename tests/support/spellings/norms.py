@@ -89,6 +89,11 @@ CLAMPS = {
     "max": lambda g, v, c: g.op("Max", v, g.constant(c, v.dtype)),
     "max_left": lambda g, v, c: g.op("Max", g.constant(c, v.dtype), v),
     "clip": lambda g, v, c: g.op("Clip", v, g.constant(c, v.dtype)),
+    "min_of_negative": lambda g, v, c: g.op("Neg", g.op("Min", g.op("Neg", v), g.constant(-c, v.dtype))),
+    "min_of_inverse": lambda g, v, c: 1.0 / g.op("Min", 1.0 / v, g.constant(1 / c, v.dtype)),
+    "clip_of_inverse": lambda g, v, c: g.op(
+        "Reciprocal", g.op("Clip", g.op("Reciprocal", v), g.constant(0.0, v.dtype), g.constant(1 / c, v.dtype))
+    ),
 }
 
 # from the mean square and x to the normalised value; ``early`` is applied to x or to the inverse
@@ -101,6 +106,9 @@ NORMALISE = {
     "pow_minus_half": lambda g, x, ms: x * ms ** (-0.5),
     "pow_half": lambda g, x, ms: x / ms**0.5,
     "pow_half_pow_minus_one": lambda g, x, ms: x * (ms**0.5) ** (-1.0),
+    "abs_of_root": lambda g, x, ms: x / g.op("Abs", g.op("Sqrt", ms)),
+    "negative_twice": lambda g, x, ms: x / (-1.0 * g.op("Neg", g.op("Sqrt", ms))),
+    "zero_minus": lambda g, x, ms: x * g.op("Abs", 1.0 / g.op("Sub", g.constant(0.0, ms.dtype), g.op("Sqrt", ms))),
     "reciprocal_times_one": lambda g, x, ms: x * (g.op("Reciprocal", g.op("Sqrt", ms)) * 1.0),
 }
 
@@ -228,7 +236,7 @@ def build(s: Spelling) -> Built:
     inverse_from = None
     if what == "normalised":
         assert s.inside == "none"
-        floor = float(np.finfo(np.float32).tiny)  # a row of zeros stays one
+        floor = 2.0**-69  # a row of zeros stays one; the squares of smaller numbers underflow
     elif what == "l2":
         # the norm is sqrt(n) times the RMS
         assert s.inside == "none"
