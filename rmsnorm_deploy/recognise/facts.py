@@ -303,11 +303,12 @@ _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _small(tensor: ir.TensorProtocol | None) -> Array | None:
     if tensor is None or tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return None
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor.numpy() if tensor.size <= _MAX_CONSTANT else None
-    if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
-        return None  # a model without a path has no folder: the current one may hold another model's file
+    if isinstance(tensor, ir.ExternalTensor):
+        if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
+            return None  # a model without a path has no folder: the current one may hold another model's file
+    elif tensor.size > _MAX_CONSTANT:
+        return None
     try:
         return tensor.numpy()
-    except (OSError, ValueError):  # not there, or not what the model says
+    except (OSError, ValueError, TypeError):  # not there, or not what the model says
         return None

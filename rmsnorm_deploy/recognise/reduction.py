@@ -173,7 +173,14 @@ def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...])
     except Refusal as refusal:
         refusal.stage = Stage.SQUARE
         raise
-    return Reduced(square, axes, bool(int_attribute(facts, node, "keepdims", 1)), path)
+    keepdims = int_attribute(facts, node, "keepdims", 1)
+    if keepdims not in (0, 1):
+        unknown = Refusal(
+            "keeps dimensions in a way that onnx does not know", expected="keepdims = 0 or 1", found=f"{keepdims}"
+        )
+        unknown.stage = Stage.SQUARE
+        raise unknown
+    return Reduced(square, axes, keepdims == 1, path)
 
 
 def divides_by_norm(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
