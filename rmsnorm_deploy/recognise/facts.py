@@ -73,7 +73,7 @@ class Facts:
         self._expressions: dict[ir.Value, bool] = {}
         self._sameness = Sameness(self.constant, self.dtype)
         self._types = ElementTypes(lambda value: self._of(value)[0])
-        self.sizes = Sizes(self, _origin)
+        self.sizes = Sizes(self)
 
     # -- types and shapes ---------------------------------------------------------------------------------------------
 
@@ -284,52 +284,6 @@ class Facts:
         return self._sameness.same(a, b)
 
 
-_OF_ONE_SHAPE = frozenset(
-    (
-        *(
-            "Abs",
-            "Cast",
-            "Clip",
-            "DequantizeLinear",
-            "Dropout",
-            "Elu",
-            "Erf",
-            "Exp",
-            "Gelu",
-            "HardSigmoid",
-            "HardSwish",
-        ),
-        *("Identity", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "Neg", "Not"),
-        *(
-            "QuantizeLinear",
-            "RMSNormalization",
-            "Reciprocal",
-            "Relu",
-            "Round",
-            "Sigmoid",
-            "Sign",
-            "Softmax",
-            "Softplus",
-        ),
-        *("Sqrt", "Tanh"),
-    )
-)
-"""Operators whose first output has the shape of their first input."""
-
-
-def _origin(value: ir.Value) -> ir.Value:
-    """The first of the values in front of ``value`` that have its shape."""
-    for _ in range(64):
-        node = value.producer()
-        if node is None or node.domain not in AI_ONNX or not node.inputs or node.inputs[0] is None or value.index():
-            return value
-        squared = node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
-        if node.op_type not in _OF_ONE_SHAPE and not squared:
-            return value
-        value = node.inputs[0]
-    return value
-
-
 def equal_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     """Whether a dimension with the names ``a`` is provably the one with the names ``b``."""
     return any(d is not None and d in b for d in a)
@@ -357,11 +311,12 @@ _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _small(tensor: ir.TensorProtocol | None) -> Array | None:
     if tensor is None or tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return None
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor.numpy() if tensor.size <= _MAX_CONSTANT else None
-    if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
-        return None  # a model without a path has no folder: the current one may hold another model's file
+    if isinstance(tensor, ir.ExternalTensor):
+        if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
+            return None  # a model without a path has no folder: the current one may hold another model's file
+    elif tensor.size > _MAX_CONSTANT:
+        return None
     try:
         return tensor.numpy()
-    except (OSError, ValueError):  # not there, or not what the model says
+    except (OSError, ValueError, TypeError):  # not there, or not what the model says
         return None

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
+from rmsnorm_deploy.recognise import long_vectors
 from rmsnorm_deploy.recognise.bindings import Bindings, bind
 
 Dim = int | str | None
@@ -274,10 +275,19 @@ def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> on
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Shape inference that gives what it can: a model that it rejects keeps the shapes of its file."""
+    safe = long_vectors.is_safe(proto)
+    found = _inferred(proto, data=safe)
+    if safe or found is None:
+        return found or _inferred(proto, data=False) or proto
+    shorter = long_vectors.shortened(proto, found)
+    if shorter is None:
+        return found
+    _without_made_up_names(shorter)  # those of the first run
+    return _inferred(shorter, data=True) or found
+
+
+def _inferred(proto: onnx.ModelProto, data: bool) -> onnx.ModelProto | None:
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        return onnx.shape_inference.infer_shapes(proto, data_prop=data)
     except Exception:  # onnx raises half a dozen unrelated types here
-        try:
-            return onnx.shape_inference.infer_shapes(proto)
-        except Exception:
-            return proto
+        return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.sizes import Size
+from rmsnorm_deploy.recognise.size import Size
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import STATISTIC, Alternative, Step
 

@@ -15,7 +15,7 @@ from rmsnorm_deploy.recognise.facts import Facts, int_attribute
 from rmsnorm_deploy.recognise.leading import leading_part
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.sizes import Size, product
+from rmsnorm_deploy.recognise.size import Size, product
 from rmsnorm_deploy.recognise.square import Square, square_in_front, square_of
 from rmsnorm_deploy.recognise.state import LEAST_RMS, Source, State
 
@@ -173,7 +173,14 @@ def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...])
     except Refusal as refusal:
         refusal.stage = Stage.SQUARE
         raise
-    return Reduced(square, axes, bool(int_attribute(facts, node, "keepdims", 1)), path)
+    keepdims = int_attribute(facts, node, "keepdims", 1)
+    if keepdims not in (0, 1):
+        unknown = Refusal(
+            "keeps dimensions in a way that onnx does not know", expected="keepdims = 0 or 1", found=f"{keepdims}"
+        )
+        unknown.stage = Stage.SQUARE
+        raise unknown
+    return Reduced(square, axes, keepdims == 1, path)
 
 
 def divides_by_norm(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,68 +11,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
-from rmsnorm_deploy.recognise.inference import Dim, Shape
+from rmsnorm_deploy.recognise.inference import Shape
+from rmsnorm_deploy.recognise.origin import origin
+from rmsnorm_deploy.recognise.size import Size, product
 
 Array = NDArray[Any]
-Symbol = str | tuple[ir.Value, int]
-"""An unknown dimension: its name, or where it has none the value and the axis that it is of."""
-
 _MAX_DEPTH = 24
 """Longest chain of expressions that is followed."""
 _MAX_ELEMENTS = 64
 """Most elements of a value made of sizes: a shape has a handful."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """``number`` times a product of powers of unknown dimensions."""
-
-    number: float
-    symbols: tuple[tuple[Symbol, float], ...] = ()
-
-    def __mul__(self, other: Size) -> Size:
-        powers = dict(self.symbols)
-        for symbol, power in other.symbols:
-            powers[symbol] = powers.get(symbol, 0) + power
-        kept = sorted(((s, p) for s, p in powers.items() if p), key=lambda item: str(item[0]))
-        return Size(self.number * other.number, tuple(kept))
-
-    def __pow__(self, exponent: float) -> Size:
-        return Size(self.number**exponent, tuple((s, p * exponent) for s, p in self.symbols))
-
-    @property
-    def whole(self) -> int | None:
-        """The integer that it is, or None."""
-        return int(self.number) if not self.symbols and float(self.number).is_integer() else None
-
-    @property
-    def dim(self) -> Dim:
-        """As a dimension: an integer, the name of a dimension, or None for anything else."""
-        if not self.symbols:
-            return self.whole
-        (symbol, power), *more = self.symbols
-        return symbol if self.number == 1 and power == 1 and not more and isinstance(symbol, str) else None
-
-    def in_terms_of(self, other: Size) -> tuple[float, float] | None:
-        """``(number, power)`` with this being ``number * other ** power``, or None."""
-        if not self.symbols:
-            return float(self.number), 0.0
-        if len(self.symbols) != len(other.symbols):
-            return None
-        power = self.symbols[0][1] / other.symbols[0][1]
-        if other.number <= 0 or any(
-            s != t or not math.isclose(p, power * q) for (s, p), (t, q) in zip(self.symbols, other.symbols, strict=True)
-        ):
-            return None
-        return self.number / other.number**power, power
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    """The product; 1 for none."""
-    result = Size(1)
-    for size in sizes:
-        result = result * size
-    return result
 
 
 class Known(Protocol):
@@ -91,12 +37,10 @@ class Sizes:
 
     Args:
         known: types, shapes and constants.
-        origin: gives the value that stands for all that are equal to a value in shape.
     """
 
-    def __init__(self, known: Known, origin: Callable[[ir.Value], ir.Value]) -> None:
+    def __init__(self, known: Known) -> None:
         self._facts = known
-        self._origin = origin
         self._held: dict[ir.Value, tuple[Array, bool] | None] = {}
 
     def of_axis(self, value: ir.Value, axis: int) -> Size:
@@ -109,7 +53,7 @@ class Sizes:
         d = None if shape is None else shape[axis]
         if isinstance(d, int):
             return Size(d)
-        first = self._origin(value)
+        first = origin(value)
         if first is not value:  # what stands in front is what others are compared with
             return self.of_axis(first, axis)
         if d is not None:

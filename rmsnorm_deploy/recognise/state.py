@@ -15,7 +15,7 @@ from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise.factor import ONE, Factor
 from rmsnorm_deploy.recognise.inference import Dim
 from rmsnorm_deploy.recognise.match import Stage
-from rmsnorm_deploy.recognise.sizes import Size
+from rmsnorm_deploy.recognise.size import Size
 
 _OF_GENERAL = tuple(a.name for a in ATTRIBUTES if a.ops == (Op.GENERAL_RMS_NORM,))
 """The attributes that GeneralRMSNorm alone has."""

@@ -256,3 +256,28 @@ def test_a_norm_of_no_rows_is_fused():
     fused, report = rmsnorm_deploy.fuse(g.model())
     assert report.fused
     assert run(fused, {"x": np.zeros((0, 3, 8), np.float32)}, True)[0].shape == (0, 3, 8)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What only a damaged file has
+
+
+@pytest.mark.parametrize("keepdims", [2, -1])
+def test_a_keepdims_that_onnx_does_not_know_is_counted(keepdims):
+    """onnxruntime takes no number but 1 for yes."""
+    g = Graph(opset=17)
+    x = g.input("x", F, SHAPE)
+    mean = g.op("ReduceMean", x * x, axes=[-1], keepdims=keepdims)
+    _, report = report_of(g, x / g.op("Sqrt", mean + 1e-3))
+    assert not report.fused
+    assert len(report.near_misses) == 1
+
+
+def test_a_constant_whose_data_do_not_fit_its_type_is_none():
+    g = Graph(opset=17)
+    x = g.input("x", F, SHAPE)
+    y = chain(g, x)["y"]
+    g.initializers[-1].raw_data = bytes(8)  # of a float32 scalar: epsilon
+    _, report = report_of(g, y)
+    assert not report.fused
+    assert len(report.near_misses) == 1

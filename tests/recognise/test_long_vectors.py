@@ -1,0 +1,207 @@
+"""Sizes that a file declares cost neither memory nor time, whatever operators make vectors of them."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import rmsnorm_deploy
+from rmsnorm_deploy.recognise import long_vectors
+from tests.support.graphs import chain, same_results
+from tests.support.spellings.graph import I64, F, Graph
+
+LONG = 40_000_000
+SHAPE = ("b", 5, 8)
+
+
+def norm(g):
+    """A norm with a shape to be inferred, so that inference runs."""
+    x = g.input("x", F, SHAPE)
+    shape = g.op("Concat", g.op("Shape", x, dtype=I64, start=0, end=2), g.constant([1], I64), axis=0)
+    mean = g.reduce("ReduceMean", x * x, (-1,), keepdims=0)
+    v = g.op("Reshape", mean + 1e-3, shape)
+    g.output(x / g.op("Sqrt", v), "y", SHAPE)
+
+
+def ints(g, *values):
+    return g.constant(list(values), I64)
+
+
+def index(g, value):
+    return g.constant(value, I64)
+
+
+def vector(g, length=LONG):
+    return g.input("u", F, (length,))
+
+
+def reshaped_weight(g):
+    g.initializers.append(
+        TensorProto(
+            name="heavy",
+            data_type=F,
+            dims=[2**16, 2**16],
+            data_location=TensorProto.EXTERNAL,
+            external_data=[onnx.StringStringEntryProto(key="location", value="w.bin")],
+        )
+    )
+    from tests.support.spellings.graph import V
+
+    return g.op("Reshape", V(g, "heavy", F), ints(g, -1)) * 2.0
+
+
+def doubled(g):
+    v = g.input("u", F, (4096,))
+    for _ in range(20):
+        v = g.op("Concat", v, v, axis=0)
+    return v
+
+
+def tiled_twice(g):
+    v = g.input("u", F, (4096,))
+    for _ in range(2):
+        v = g.op("Tile", v, ints(g, 64)) * 2.0
+    return v
+
+
+def sliced_long(g):
+    return g.op("Slice", vector(g), ints(g, 0), ints(g, 2**63 - 1), ints(g, 0))
+
+
+MAKERS = {
+    "mul": lambda g: vector(g) * 2.0,
+    "add": lambda g: vector(g) + 2.0,
+    "sub": lambda g: vector(g) - 2.0,
+    "cast": lambda g: g.cast(vector(g), 11),
+    "concat": lambda g: g.op("Concat", vector(g), vector(g), axis=0),
+    "gather": lambda g: g.op("Gather", vector(g), ints(g, 0)),
+    "slice": sliced_long,
+    "squeeze": lambda g: g.op("Squeeze", vector(g)),
+    "unsqueeze": lambda g: g.along("Unsqueeze", vector(g), [0]),
+    "behind others": lambda g: g.op("Relu", g.op("Tanh", vector(g))) * 2.0,
+    "the longest": lambda g: vector(g, 2**62) * 2.0,
+    "flattened": lambda g: g.op("Reshape", g.input("u", F, (2**13, 2**13)), ints(g, -1)) * 2.0,
+    "a flattened weight": reshaped_weight,
+    "constant of shape": lambda g: g.op("ConstantOfShape", ints(g, LONG), dtype=F) * 2.0,
+    "constant of a computed shape": lambda g: (
+        g.op("ConstantOfShape", g.op("Concat", ints(g, LONG), axis=0), dtype=F) * 2.0
+    ),
+    "constant of a product": lambda g: g.op("ConstantOfShape", ints(g, 2**12) * ints(g, 2**13), dtype=F) * 2.0,
+    "constant of a size": lambda g: (
+        g.op("ConstantOfShape", g.op("Shape", vector(g), dtype=I64), dtype=F) * g.constant(2.0)
+    ),
+    "range": lambda g: g.op("Range", index(g, 0), index(g, LONG), index(g, 1)) + index(g, 1),
+    "expand": lambda g: g.op("Expand", g.constant([1.0]), ints(g, LONG)) * 2.0,
+    "tile": lambda g: g.op("Tile", g.input("u", F, (4096,)), ints(g, 10_000)) * 2.0,
+    "tile twice": tiled_twice,
+    "pad": lambda g: g.op("Pad", g.constant([1.0]), ints(g, 0, LONG)) * 2.0,
+    "doubled": doubled,
+}
+
+
+def model_of(maker):
+    g = Graph(opset=17)
+    norm(g)
+    if maker is not None:
+        value = MAKERS[maker](g)
+        g.output(value, "z", None)
+        if maker == "concat":
+            del g.inputs[-1]
+    return g.model()
+
+
+WORK = """
+import json, resource, sys, time
+import onnx, rmsnorm_deploy
+rmsnorm_deploy.explain(onnx.load(sys.argv[1]))
+found = {}
+for path in sys.argv[1:]:
+    model = onnx.load(path, load_external_data=False)
+    start = time.process_time()
+    report = rmsnorm_deploy.explain(model)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found[path] = (len(report.fused), time.process_time() - start, peak)
+print(json.dumps(found))
+"""
+
+
+def test_no_declared_size_costs_memory_or_time(tmp_path):
+    """In one process: what it took at most is what one of them took."""
+    paths = []
+    for maker in (None, *MAKERS):
+        path = tmp_path / f"{maker}.onnx"
+        path.write_bytes(model_of(maker).SerializeToString())
+        paths.append(str(path))
+    done = subprocess.run([sys.executable, "-c", WORK, *paths], check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    first = found[paths[0]][2]
+    for path, (fused, seconds, peak) in found.items():
+        assert fused == 1, path
+        assert seconds < 2, path
+        assert peak < first + 100, path
+
+
+def test_what_fuses_beside_a_long_vector_is_what_fuses_without():
+    for maker in ("mul", "range", "flattened"):
+        g = Graph(opset=17)
+        norm(g)
+        g.output(MAKERS[maker](g), "z", None)
+        model = g.model()
+        assert not long_vectors.is_safe(model)
+        fused, report = rmsnorm_deploy.fuse(model)
+        assert [n.spelling for n in report.fused] == [n.spelling for n in rmsnorm_deploy.explain(model_of(None)).fused]
+        assert len(fused.graph.node) < len(model.graph.node)
+
+
+def test_ordinary_models_are_looked_at_once():
+    g = Graph(opset=17)
+    x = g.input("x", F, ("b", "s", 4096))
+    h = chain(g, x, g.weight(np.ones(4096), F))["y"]
+    heads = g.op("Reshape", h, ints(g, 0, 0, 32, 128))
+    flat = g.op("Reshape", heads, ints(g, 0, 0, 4096))
+    positions = g.op("Range", index(g, 0), g.op("Gather", g.op("Shape", x, dtype=I64), index(g, 1)), index(g, 1))
+    g.output(flat, "y", ("b", "s", 4096))
+    g.output(g.op("Slice", positions, ints(g, 0), ints(g, 2**63 - 1)), "p", None)
+    assert long_vectors.is_safe(g.model())
+
+
+@pytest.mark.parametrize("inside", ["subgraph", "function"])
+def test_long_vectors_in_subgraphs_and_functions(inside, tmp_path):
+    g = Graph(opset=17)
+    norm(g)
+    vector(g)
+    nodes = [helper.make_node("Mul", ["u", "u"], ["t"]), helper.make_node("Add", ["t", "t"], ["z_inner"])]
+    model = g.model()
+    if inside == "subgraph":
+        output = helper.make_tensor_value_info("z_inner", F, None)
+        body = helper.make_graph(nodes, "body", [], [output])
+        model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, ()))
+        model.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
+    else:
+        imports = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("this", "twice", ["u"], ["z_inner"], nodes, imports))
+        model.opset_import.append(helper.make_opsetid("this", 1))
+        model.graph.node.append(helper.make_node("twice", ["u"], ["z"], domain="this"))
+    model.graph.output.append(helper.make_tensor_value_info("z", F, None))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    done = subprocess.run([sys.executable, "-c", WORK, path], check=True, capture_output=True, text=True)
+    ((fused, seconds, peak),) = json.loads(done.stdout).values()
+    assert fused == 1
+    assert seconds < 2
+    assert peak < 600
+
+
+def test_the_shortened_model_only_serves_inference():
+    g = Graph(opset=17)
+    norm(g)
+    u = g.input("u", F, (5000,))
+    g.output(u * 2.0, "z", (5000,))
+    model = g.model()
+    fused, _ = rmsnorm_deploy.fuse(model)
+    feeds = {"x": np.ones((2, 5, 8), np.float32), "u": np.ones(5000, np.float32)}
+    same_results(model, fused, feeds)
