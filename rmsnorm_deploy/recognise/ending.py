@@ -72,8 +72,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             raise Refusal("bias and scale are of different types")
     factor = _factor(state, types)
     if factor != 1.0 and out_type in SIXTEEN_BIT:
-        if scale_type != FLOAT and not fewer:
-            raise Refusal("has a constant factor between two roundings")
+        fewer = fewer or scale_type != FLOAT  # a factor is not rounded to 16 bits, nor what it multiplies
         scale_type = FLOAT
     notes = []
     if not any(state.attribute(name) for name in ("epsilon", "epsilon_outside", "rms_floor")):

@@ -50,7 +50,9 @@ def kept_rounding(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir
     steps = 1 + (state.scale is not None) + (state.bias is not None)
     if not any(rounded[:-1]):
         return FLOAT, False  # one rounding, at the end
-    if not all(rounded) or len(rounded) > steps:
+    if len(rounded) > steps:
+        return FLOAT, True  # a constant factor of a rounded value, which the operator folds into the scale
+    if not all(rounded):
         raise Refusal(
             f"is rounded to {out_type.name} where the operator does not round",
             expected="a rounding at the end alone, or one after each step from x / rms on",

@@ -124,6 +124,24 @@ def test_an_inverse_that_is_rounded_on_purpose_stays(dtype, scaled):
     assert "rounds the inverse" in report.near_misses[0].reason
 
 
+@pytest.mark.parametrize("dtype", [H, B], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("root_n", ["none", "wide", "narrow"])
+def test_a_factor_between_two_roundings_is_folded_into_the_scale(dtype, root_n):
+    g = Graph(17)
+    f = g.cast(g.input("x", dtype, SHAPE), F)
+    y = f / g.op("Clip", g.reduce("ReduceL2", f, (-1,)), g.constant(1e-5))
+    y = g.cast(y * SIZE**0.5 if root_n == "wide" else y, dtype)
+    y = y * SIZE**0.5 if root_n == "narrow" else y
+    g.output(g.cast(y * g.weight(SCALE, dtype), F), "y", SHAPE)
+    fused, report = rmsnorm_deploy.fuse(g.model())
+    assert [f.rounding for f in report.fused] == ["same" if root_n == "wide" else "fewer"]
+    assert nodes_of(fused, "") == (["Cast"] if root_n != "none" else ["Cast", "Mul", "Cast"])
+    wide = x_of(dtype).astype(np.float64)
+    length = np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-5)
+    scale = SCALE.astype(NUMPY[dtype]).astype(np.float64) * (1 if root_n == "none" else SIZE**0.5)
+    judged(fused, x_of(dtype), wide / length * scale)
+
+
 F32, F16, BF16 = (ir.DataType(t) for t in (F, H, B))
 # types and marks from x / rms on, type of scale and bias: what the operator rounds to and whether the original rounds
 # more often, or words of the refusal
@@ -136,8 +154,8 @@ ORDERS = [
     ((F32, F16, F32, "scale", F32, F16), H, (F16, False)),
     ((F32, F16, F32, "scale", F32, F16), F, "scale 'p' has more bits"),
     ((F32, "factor", F32, F16, "scale", F16), H, (F16, False)),
-    ((F32, F16, "factor", F16), F, "rounded to FLOAT16 where the operator does not round"),
-    ((F32, F16, "factor", F16, "scale", F16), H, "rounded to FLOAT16 where the operator does not round"),
+    ((F32, F16, "factor", F16), F, (F32, True)),
+    ((F32, F16, "factor", F16, "scale", F16), H, (F32, True)),
     ((F32, F16, "bias", F16), H, (F16, False)),
     ((F32, F16, F32, "bias", F32, F16), F, "bias 'p' has more bits"),
     ((F32, F16, "scale", F16, "bias", F16), H, (F16, False)),

@@ -46,7 +46,7 @@ def spellings(draw, layouts=LAYOUTS):
         kinds += ["clamp", "outside"] + (["partial"] if shape[-1] > 1 else [])
     kind = pick(kinds)
     # what an all-float16 graph rounds in sums and small constants is not the mean that the formula means; a constant
-    # after a rounding to 16 bits is an order that the operator does not have
+    # after a rounding to 16 bits is folded into the scale, which is not judged here
     sums = ("sum", "sum_root_n")
     means = ["mean", "mean_noop"] if layout == "plain16" else [m for m in MEANS if wide or m not in sums]
     mean = pick(means)
