@@ -172,6 +172,19 @@ def test_bodies_of_different_opsets_become_those_of_the_model():
     same_as(exported(18), mended)
 
 
+@pytest.mark.parametrize("way", ["proto", "path"])
+@pytest.mark.parametrize("opset", [18, 13])
+def test_bodies_that_are_there_twice_are_kept_once(opset, way, tmp_path):
+    """No runtime loads such a file; programs that put models together by hand write it."""
+    fused, _ = rmsnorm_deploy.fuse(exported())
+    fused.functions.extend([function_body(Op.RMS_NORM, opset), function_body(Op.ADD_RMS_NORM, opset)])
+    (tmp_path / "m.onnx").write_bytes(fused.SerializeToString())
+    mended, report = rmsnorm_deploy.fuse(fused if way == "proto" else tmp_path / "m.onnx")
+    assert report.repaired[0] == "bodies that were there twice"
+    assert len(mended.functions) == 3
+    same_as(exported(), mended)
+
+
 # -- nodes in functions -----------------------------------------------------------------------------------------------
 
 
