@@ -76,7 +76,7 @@ class Draft:
         x, residual, total = match.x, match.residual, None
         if match.add_outside:
             assert residual is not None
-            x = total = self.node("Add", [x, residual], "residual", like=match.x, dtype=self.dtype)
+            x = total = self.arithmetic("Add", x, residual, "residual", like=match.x, dtype=self.dtype)
             residual = None
         if match.cast_x:
             x = self.cast(x, self.dtype, "cast")
@@ -103,6 +103,19 @@ class Draft:
         node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
         self._nodes.append(node)
         return output
+
+    def arithmetic(
+        self, op_type: str, left: ir.Value, right: ir.Value, name: str, *, dtype: ir.DataType, like: ir.Value | None
+    ) -> ir.Value:
+        """A sum or product of two values of type ``dtype``.
+
+        In bfloat16 it is computed in float32 and rounded, which gives the same number: onnxruntime has no such kernels
+        on the CPU.
+        """
+        if dtype != ir.DataType.BFLOAT16:
+            return self.node(op_type, [left, right], name, dtype=dtype, like=like)
+        pair = [self.cast(left, FLOAT, f"{name}_left"), self.cast(right, FLOAT, f"{name}_right")]
+        return self.cast(self.node(op_type, pair, f"{name}_wide", dtype=FLOAT, like=like), dtype, name)
 
     def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         """``value`` cast to ``to``."""
@@ -159,23 +172,23 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
-        last = self._match.nodes[-1]
+        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
+        self._nodes.append(node)
+        return self.named_norm()
+
+    def named_norm(self) -> ir.Node:
+        """The node that was written last, which is the norm: it gets its name and history."""
+        node, last = self._nodes[-1], self._match.nodes[-1]
         history = {
             METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
             METADATA + "spelling": self._match.spelling,
         }
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            [_attribute(k, v) for k, v in attributes.items()],
-            outputs=outputs,
-            name=self._own_name or self.unique(f"{self._name}{_NORM}"),
-            doc_string=last.doc_string,
-            # one that was written before knows what it stands for
-            metadata_props={**history, **last.metadata_props} if self._own_name else {**last.metadata_props, **history},
-        )
-        self._nodes.append(node)
+        node.name = self._own_name or self.unique(f"{self._name}{_NORM}")
+        node.doc_string = last.doc_string
+        node.metadata_props.update(history)
+        node.metadata_props.update(last.metadata_props)
+        if not self._own_name:  # else it knows better what it stands for
+            node.metadata_props.update(history)
         return node
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from rmsnorm_deploy.op import Op
+from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, is_op
 from rmsnorm_deploy.recognise.match import Match
 
@@ -16,12 +19,11 @@ def with_residual(facts: Facts, match: Match) -> Match:
     """
     if match.parameters.op is not Op.RMS_NORM or match.cast_x:
         return match
-    add, end = match.x.producer(), match.output.producer()
-    if add is None or end is None or add.graph is not end.graph:
+    end = match.output.producer()
+    adds = _addition(facts, match.x)
+    if end is None or any(add.graph is not end.graph for add in adds) or not adds:
         return match
-    if not is_op(add, "Add", "Sum") or len(add.inputs) != 2:
-        return match
-    left, right = add.inputs
+    left, right = (_narrow(facts, v, match.x) if len(adds) > 1 else v for v in adds[0].inputs)
     if left is None or right is None or not facts.same_shape(left, right):
         return match
     if any(facts.is_constant_expression(v) for v in (left, right)):
@@ -37,7 +39,32 @@ def with_residual(facts: Facts, match: Match) -> Match:
         x=left,
         residual=right,
         sum=match.x,
-        nodes=(add, *match.nodes),
-        spelling="Add > " + match.spelling,
+        nodes=(*adds, *match.nodes),
+        spelling=" > ".join(add.op_type for add in adds) + " > " + match.spelling,
         plain=match,
     )
+
+
+def _addition(facts: Facts, value: ir.Value) -> list[ir.Node]:
+    """The addition that gives ``value``, and the Cast behind it where it is computed in a wider type; else nothing."""
+    last = value.producer()
+    if last is None:
+        return []
+    before = last.inputs[0] if is_op(last, "Cast", "CastLike") else None
+    add = last if before is None else before.producer()
+    if add is None or not is_op(add, "Add", "Sum") or len(add.inputs) != 2:
+        return []
+    return [add] if add is last else [add, last]
+
+
+def _narrow(facts: Facts, value: ir.Value | None, total: ir.Value) -> ir.Value | None:
+    """The operand of a wider addition in the type of the sum, which is exact where it is a Cast that only widens.
+
+    The sum of two numbers is then rounded as if it were computed in that type: float32 has more than twice the digits
+    of 16 bits, and float64 of float32.
+    """
+    cast = None if value is None else value.producer()
+    if cast is None or not is_op(cast, "Cast", "CastLike") or not checks.is_exact_cast(facts, cast):
+        return None
+    own = cast.inputs[0]
+    return own if facts.dtype(own) == facts.dtype(total) else None

@@ -39,20 +39,17 @@ class _Standard(OutputForm):
         x, _, total = draft.operands()
         if draft.dtype != wide:
             x = draft.cast(x, wide, "wide")
-        normalised = draft.node("Div", [x, _rms(match, draft, x, wide)], "normalised", dtype=wide, like=x)
+        y = draft.node("Div", [x, _rms(match, draft, x, wide)], "normalised", dtype=wide, like=x)
         if kind != wide:
-            normalised = draft.cast(normalised, kind, "rounded")
+            y = draft.cast(y, kind, "rounded")
         # a product or sum of two 16-bit numbers is exact in float32, so that it is rounded once here as there
-        steps = [("Mul", draft.as_type(draft.scale(), kind))]
+        y = draft.arithmetic("Mul", y, draft.as_type(draft.scale(), kind), "scaled", dtype=kind, like=match.output)
         if match.bias is not None:
             draft.scale_type = match.scale_dtype
-            steps.append(("Add", draft.as_type(match.bias, kind)))
-        y = draft.value(draft.dtype, match.output)
-        for i, (op_type, operand) in enumerate(steps):
-            if i == len(steps) - 1 and kind == draft.dtype:
-                return draft.done(draft.norm("", op_type, [normalised, operand], {}, [y]), y, total)
-            normalised = draft.node(op_type, [normalised, operand], op_type.lower(), dtype=kind, like=x)
-        return draft.done(draft.norm("", "Cast", [normalised], {"to": int(draft.dtype)}, [y]), y, total)
+            y = draft.arithmetic("Add", y, draft.as_type(match.bias, kind), "biased", dtype=kind, like=match.output)
+        if kind != draft.dtype:
+            y = draft.cast(y, draft.dtype, "narrow")
+        return draft.done(draft.named_norm(), y, total)
 
 
 def _rms(match: Match, draft: Draft, x: ir.Value, wide: ir.DataType) -> ir.Value:
