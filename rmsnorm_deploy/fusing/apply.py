@@ -30,7 +30,7 @@ class Changes:
 
     Attributes:
         fused: the norms, in graph order.
-        touched: nodes that were changed themselves or carry a changed subgraph.
+        touched: nodes that are new, were changed themselves or carry a changed subgraph.
         functions: local functions that were changed or are new.
         bodies: function bodies that are new, as they are to stand in the file.
         renamed: values of the main graph and its subgraphs that have another name, by the old one.
@@ -75,7 +75,7 @@ def apply(plan: Plan) -> Changes:
     )
     return Changes(
         fused,
-        mended.touched | touched.nodes,
+        mended.touched | touched.nodes | frozenset(norms),
         mended.functions | touched.functions | frozenset(function for _, function in bodies),
         (*mended.bodies, *(body for body, _ in bodies)),
         mended.renamed,
@@ -105,7 +105,7 @@ class _Rewriter:
         # a local function imports versions of its own
         own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
         draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
-        made = self._writer.emit(match, draft)
+        made = draft.as_declared(self._writer.emit(match, draft))
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ Attributes = Mapping[str, int | float | list[int]]
 
 _NORM = "_rmsnorm"
 """The end of the name of every node that is a norm."""
+_WRITTEN = re.compile(rf"{_NORM}(_\d+)?$")
+"""The same, with the number that tells it from others of its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Draft:
         self._match = match
         name = match.nodes[-1].name or match.output.name or "norm"
         # a norm that was written before keeps its name: its node goes, whatever it was
-        self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
-        self._name = name.removesuffix(_NORM) or "norm"
+        self._own_name = name if _WRITTEN.search(name) and name == match.nodes[-1].name else ""
+        self._name = _WRITTEN.sub("", name) or "norm"
         self._nodes: list[ir.Node] = []
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
@@ -190,6 +193,18 @@ class Draft:
         if not self._own_name:  # else it knows better what it stands for
             node.metadata_props.update(history)
         return node
+
+    def as_declared(self, made: Emission) -> Emission:
+        """``made``, followed by a Cast where it ends in an output of the graph that is declared as another type.
+
+        Such a model is invalid: its exporter thought that the norm has x's type, where the rule gives the scale's.
+        """
+        declared = self._match.output.dtype
+        if not self._match.output.is_graph_output() or declared is None or declared == made.y.dtype:
+            return made
+        made.y.name = self.unique(f"{self._name}_own_type")
+        y = self.cast(made.y, declared, "declared")
+        return dataclasses.replace(made, nodes=tuple(self._nodes), y=y)
 
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:
         """All that was written.

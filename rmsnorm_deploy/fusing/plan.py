@@ -17,6 +17,7 @@ from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, Task, describe
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.op import DOMAIN, version_of
+from rmsnorm_deploy.op.traces import about_inlined
 from rmsnorm_deploy.recognise.engine import candidates, facts_of, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
@@ -77,6 +78,8 @@ class Plan:
         ours = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
         already = ours - self.unfused - sum(op_of(match.nodes[-1]) is not None for match in self.matches)
         warnings = list(self.mended.warnings)
+        if self.mended.inlined > len(self.matches) or (self.mended.inlined and not done):
+            warnings.append(about_inlined(self.mended.inlined))
         if self.opset != self.given_opset:
             mood = "was" if done else "would be"
             by = " by onnx's version converter" if self.writer.may_convert else ""

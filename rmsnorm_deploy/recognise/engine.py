@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
-from rmsnorm_deploy.model.skeleton import ir_without_weights, without_weights
+from rmsnorm_deploy.model.skeleton import ir_skeleton, without_weights
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import Facts, node_name
@@ -72,7 +72,7 @@ def _skeleton(
     model: ir.Model, proto: onnx.ModelProto | None, declared: Sequence[onnx.ValueInfoProto]
 ) -> onnx.ModelProto:
     """``model`` as a proto without weights, with all that its file says of values."""
-    skeleton = ir.to_proto(ir_without_weights(model)[0]) if proto is None else without_weights(proto)
+    skeleton = ir_skeleton(model) if proto is None else without_weights(proto)
     skeleton.graph.value_info.extend(declared)
     return skeleton
 

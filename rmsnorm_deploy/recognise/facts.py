@@ -60,7 +60,17 @@ class Facts:
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Element type, or None where it is unknown."""
-        return None if value is None else self._of(value)[0]
+        if value is None:
+            return None
+        if value not in self._known and value.const_value is None:
+            declared, _ = self._in_file(value)
+            if declared is not None:
+                return declared  # what the shape may need is not asked for
+        return self._of(value)[0]
+
+    def correct(self, value: ir.Value, dtype: ir.DataType) -> None:
+        """Take note that the element type of a value is another one than the file says."""
+        self._known[value] = dtype, self._of(value)[1]
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Dimensions, or None where even the rank is unknown."""

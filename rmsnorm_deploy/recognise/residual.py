@@ -20,7 +20,7 @@ def with_residual(facts: Facts, match: Match) -> Match:
     if match.parameters.op is not Op.RMS_NORM or match.cast_x:
         return match
     end = match.output.producer()
-    adds = _addition(facts, match.x)
+    adds = _addition(match.x)
     if end is None or any(add.graph is not end.graph for add in adds) or not adds:
         return match
     left, right = (_narrow(facts, v, match.x) if len(adds) > 1 else v for v in adds[0].inputs)
@@ -45,7 +45,7 @@ def with_residual(facts: Facts, match: Match) -> Match:
     )
 
 
-def _addition(facts: Facts, value: ir.Value) -> list[ir.Node]:
+def _addition(value: ir.Value) -> list[ir.Node]:
     """The addition that gives ``value``, and the Cast behind it where it is computed in a wider type; else nothing."""
     last = value.producer()
     if last is None:

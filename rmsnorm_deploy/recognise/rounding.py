@@ -43,8 +43,13 @@ def kept_rounding(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir
             return out_type, False  # rounded, scaled, rounded
         elif len(narrow) == 2 and facts.dtype(checks.strip(facts, state.scale)) == out_type and state.bias is None:
             return out_type, False  # scaled in float32, of values that are both 16 bits wide
-        elif len(narrow) == 3 and scaled_in == out_type and state.bias is not None:
-            return out_type, False
+        elif len(narrow) == 3 and state.bias is not None and "bias" in marks:
+            if scaled_in == out_type:
+                return out_type, False
+            between = marks[at + 1 : marks.index("bias")]
+            operands = (checks.strip(facts, v) for v in (state.scale, state.bias))
+            if out_type in between and all(facts.dtype(v) == out_type for v in operands):
+                return out_type, False  # as above, in float32
     raise Refusal(
         "rounds to 16 bits in an order that the operator does not have",
         expected="one rounding at the end, or one before and one after the scale",

@@ -14,6 +14,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.library import library_path
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, SERVED, Provider
+from rmsnorm_deploy.run.traces import traces_in
 
 _REGISTERED = "rmsnorm_deploy.library"
 """Session configuration key under which options remember that they have the library, and from where."""
@@ -249,6 +250,9 @@ def session(
         _choose_on_gpu(options, here, here.name, override_builtin=override_builtin)
     else:
         register(options, override_builtin=override_builtin)
+    if is_registered(options):
+        for sentence in traces_in(loadable):
+            warnings.warn(sentence, stacklevel=2)
     opened = ort.InferenceSession(loadable, sess_options=options, providers=chosen, **kwargs)
     if not others and is_registered(options) and _has(options, _RECORD):
         if any(name != CPU.name for name in opened.get_providers()):

@@ -45,15 +45,15 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp exact bench doctor original comparison verify demo
+check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
 cli: commands printing streams options outcome writing app commands/* __init__
-fusing: __init__ clearing draft names report touched guard form inlined forms trailing mending forms/* plan apply
-    prepare fuse pass_ unfuse
+fusing: __init__ clearing draft names report touched guard form inlined foreign our_node mending forms trailing forms/*
+    plan apply prepare fuse pass_ unfuse
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions retyping definition body naming reference schema traces known_bodies __init__
-recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
+recognise: __init__ match inference scopes folding refusal facts factor leading state checks residual fused_forms
     our_nodes rounding square step ending reduction keepdims normalised output statistic grammar engine
-run: __init__ inputs library nvidia ort runnable toolchain providers session runner
+run: __init__ inputs library nvidia ort runnable traces toolchain providers session runner
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices

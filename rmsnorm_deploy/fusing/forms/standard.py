@@ -1,8 +1,7 @@
 """Pow, ReduceMean, Add, Sqrt, Div, Mul: every norm in one spelling of standard operators, for any runtime.
 
 It is the spelling that onnxruntime, OpenVINO and this package find again. Constants are tensors, every node has a name,
-and there are no functions, for many tools read nothing else.
-"""
+and there are no functions, for many tools read nothing else."""
 
 from __future__ import annotations
 
