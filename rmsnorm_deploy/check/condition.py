@@ -7,7 +7,7 @@ import dataclasses
 import onnx
 
 from rmsnorm_deploy.errors import RmsNormDeployError
-from rmsnorm_deploy.fusing.mending import NAMES, mend
+from rmsnorm_deploy.fusing.mending import NAMES, mend, repeated_bodies
 from rmsnorm_deploy.model.load import to_ir
 from rmsnorm_deploy.op.traces import about_inlined
 
@@ -34,7 +34,7 @@ class Condition:
 def condition_of(proto: onnx.ModelProto) -> Condition:
     """Look at the norms of ours in ``proto``, which is not changed; its weights are not read."""
     try:
-        mended = mend(to_ir(proto))
+        mended = mend(to_ir(proto), (), repeated_bodies(proto))
     except RmsNormDeployError as error:
         return Condition(warnings=(str(error),))
     lost = (about_inlined(mended.inlined),) if mended.inlined else ()

@@ -12,7 +12,7 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named, writer_of
 from rmsnorm_deploy.fusing.guard import model_errors
-from rmsnorm_deploy.fusing.mending import Mended, mend
+from rmsnorm_deploy.fusing.mending import Mended, mend, repeated_bodies
 from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport, Task
 from rmsnorm_deploy.model.load import load_proto, to_ir
@@ -96,7 +96,7 @@ def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mended]:
     """
     model = to_ir(proto)
     before = tuple(model.graph)
-    mended = mend(model)
+    mended = mend(model, (), repeated_bodies(proto))
     result = _own(proto, None)
     splice(result, model, before, set(mended.touched), mended.functions, mended.bodies, mended.renamed)
     return result, mended
@@ -138,7 +138,7 @@ def _rewritten_proto(
     if plan.model is not model:  # onnx's converter has rewritten every node
         return ir.to_proto(plan.model), report
     result = _own(proto, path)
-    if changes:
+    if changes or mended:
         splice(result, model, before, set(changes.touched), changes.functions, changes.bodies, changes.renamed)
     return result, report
 

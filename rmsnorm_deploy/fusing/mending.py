@@ -68,12 +68,19 @@ class Mended:
         return bool(self.repaired)
 
 
-def mend(model: ir.Model, declared: Sequence[onnx.ValueInfoProto] = ()) -> Mended:
+def repeated_bodies(proto: onnx.ModelProto) -> int:
+    """How many functions of our domain a file holds more than once: programs that put models together do that."""
+    ours = [(f.name, f.overload) for f in proto.functions if f.domain == DOMAIN]
+    return len(ours) - len(set(ours))
+
+
+def mend(model: ir.Model, declared: Sequence[onnx.ValueInfoProto] = (), repeated: int = 0) -> Mended:
     """Put the norms of ours that ``model`` holds right, in place, so that it runs with the library and without it.
 
     Args:
         model: the model; changed.
         declared: types and shapes of the main graph's values that ``model`` was made without.
+        repeated: how many functions of our domain the file has more than once; ``model`` has the last of each.
 
     Raises:
         ModelError: the norms are of a version of the domain that this release does not know.
@@ -81,18 +88,18 @@ def mend(model: ir.Model, declared: Sequence[onnx.ValueInfoProto] = ()) -> Mende
     graphs = scopes(model)
     ours = any(domain == DOMAIN for domain, _, _ in model.functions)
     if ours or any(n.domain == DOMAIN for g in graphs for n in g.nodes) or has_inlined_names(graphs):
-        return _Mending(model, declared).done()
+        return _Mending(model, declared, repeated).done()
     return Mended(declared=tuple(declared))
 
 
 class _Mending:
-    def __init__(self, model: ir.Model, declared: Sequence[onnx.ValueInfoProto]) -> None:
+    def __init__(self, model: ir.Model, declared: Sequence[onnx.ValueInfoProto], repeated: int) -> None:
         self._model = model
         self._declared = tuple(declared)
         # as they are in the file
         self._protos = {i: ir.serde.serialize_function(f) for i, f in model.functions.items() if i[0] == DOMAIN}
         self._ours = {i: s.op for i, p in self._protos.items() if (s := spelling_of(p)) is not None}
-        self._repaired: list[str] = []
+        self._repaired: list[str] = ["bodies that were there twice"] if repeated else []
         self._bodies: list[onnx.FunctionProto] = []
 
     def done(self) -> Mended:

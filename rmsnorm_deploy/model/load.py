@@ -25,7 +25,6 @@ _KNOWN_STARTS = {
     b"\x80\x04": "a Python pickle",
     b"\x89HDF": "an HDF5 file",
     b"GGUF": "a GGUF file",
-    b"ORTM": "an onnxruntime .ort file",
     b"\x7fELF": "a program or library",
     b"version https://git-lfs": "a Git LFS pointer, not the model itself",
 }
@@ -122,6 +121,11 @@ def _read(file: Path) -> bytes:
 def _parse(file: Path, data: bytes) -> onnx.ModelProto:
     if not data:
         raise ModelError(f"{file} is empty", "Export or download the model again.")
+    if data[4:8] == b"ORTM":  # a FlatBuffers file has its identifier behind the offset of its root
+        raise ModelError(
+            f"{file} is a file in onnxruntime's ORT format, not an ONNX model",
+            "Name the .onnx file that it was made of; rmsnorm_deploy.session runs both.",
+        )
     for start, what in _KNOWN_STARTS.items():
         if data.startswith(start):
             hint = "Run 'git lfs pull'." if "LFS" in what else "Name the .onnx file that the exporter wrote."

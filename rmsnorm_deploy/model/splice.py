@@ -123,7 +123,7 @@ def _functions(
     bodies: Iterable[onnx.FunctionProto],
 ) -> None:
     known = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    if not changed and known.keys() == model.functions.keys():
+    if not changed and len(proto.functions) == len(known) and known.keys() == model.functions.keys():
         return
     exact = {(f.domain, f.name, f.overload): f for f in bodies}
     functions = []

@@ -7,7 +7,7 @@ in the place of the node that calls it. Each value of the body is then called ``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rmsnorm_deploy.op.definition import Op
 from rmsnorm_deploy.op.versions import DOMAIN
@@ -16,10 +16,6 @@ INLINED = "_inlfunc_"
 """What the names of values and nodes begin with that onnxruntime has inlined."""
 _OURS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _CALL = re.compile(rf"{INLINED}(.{{0,80}}?(?:{_OURS})(?:_token_\d+)?)_")
-
-
-_PREFIXED = re.compile(rb"\x22(.)([ -~]{1,100}RMSNorm)\x2a", re.DOTALL)
-"""An operator's name in the bytes of a model, between its length and the first attribute."""
 
 
 def inlined_norms(names: Iterable[str]) -> int:
@@ -46,11 +42,22 @@ def about_prefixed(name: str) -> str:
 
 def worth_a_look(data: bytes) -> bool:
     """Whether the bytes of a model may hold traces of either kind, without understanding them."""
-    if _CALL_IN_BYTES.search(data) is not None:
-        return True
-    ours = {op.value.encode() for op in Op}
-    found = (m.group(2) for m in _PREFIXED.finditer(data) if m.group(1)[0] == len(m.group(2)))
-    return any(name not in ours for name in found)
+    return _CALL_IN_BYTES.search(data) is not None or any(name not in _NAMES for name in _operators(data))
+
+
+def _operators(data: bytes) -> Iterator[bytes]:
+    """Names that end as ours do and stand where an operator's name stands: between its length and an attribute."""
+    end = data.find(_END)
+    while end >= 0:
+        last = end + len(_END) - 1
+        for length in range(len(_END) - 1, 120):
+            if data[last - length - 2 : last - length] == bytes((_OP_TYPE, length)):
+                yield data[last - length : last]
+                break
+        end = data.find(_END, last)
 
 
 _CALL_IN_BYTES = re.compile(_CALL.pattern.encode())
+_NAMES = frozenset(op.value.encode() for op in Op)
+_OP_TYPE, _ATTRIBUTE = 4 << 3 | 2, 5 << 3 | 2  # tags of NodeProto's fields
+_END = Op.RMS_NORM.value.encode() + bytes((_ATTRIBUTE,))

@@ -84,6 +84,7 @@ BAD_BYTES = {
     "empty": (b"", "is empty"),
     "text": (b"this is a text file, not a model\n", "not an ONNX model"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "is a PNG picture"),
+    "ort": (b"\x18\x00\x00\x00ORTM" + bytes(64), "in onnxruntime's ORT format"),
     "archive": (b"PK\x03\x04" + bytes(64), "is a ZIP archive"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "Git LFS pointer"),
     "zeros": (bytes(100), "not an ONNX model"),
