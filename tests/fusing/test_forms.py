@@ -192,7 +192,7 @@ def test_a_form_is_an_enum_whose_members_are_the_files():
 @pytest.mark.parametrize("form", list(Form))
 def test_each_form_says_what_it_is(form):
     assert OutputForm in type(forms.writer_of(form)).__mro__
-    assert sys.modules[f"{forms.__name__}.{form.value}"].__doc__.rstrip().endswith(".")
+    assert sys.modules[f"{forms.__name__}.{form.value}"].__doc__.endswith(".")
 
 
 def test_a_refusal_needs_a_reason():

@@ -1,7 +1,4 @@
-"""Pow, ReduceMean, Add, Sqrt, Div, Mul: every norm in one spelling of standard operators, for any runtime.
-
-It is the spelling that onnxruntime, OpenVINO and this package find again. Constants are tensors, every node has a name,
-and there are no functions, for many tools read nothing else."""
+"""Pow, ReduceMean, Add, Sqrt, Div, Mul: every norm in one spelling of standard operators, for any runtime."""
 
 from __future__ import annotations
 
@@ -22,6 +19,11 @@ _AXES_AS_INPUT = 18
 
 
 class _Standard(OutputForm):
+    """The spelling that onnxruntime, OpenVINO and this package find again.
+
+    Constants are tensors, every node has a name and there are no functions, for many tools read nothing else.
+    """
+
     opset = MIN_OPSET
 
     def suits(self, match: Match) -> Match:
