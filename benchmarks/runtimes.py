@@ -80,9 +80,7 @@ def write(folder: Path) -> list[tuple[str, str, Path]]:
             np.save(here / f"in.{key}.npy", value)
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = ort.InferenceSession(
-            original.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = ort.InferenceSession(original.SerializeToString(), options, providers=["CPUExecutionProvider"])
         for i, output in enumerate(session.run(None, feeds)):
             np.save(here / f"out.{i}.npy", output)
         (here / "outputs.json").write_text(json.dumps([o.name for o in original.graph.output]))

@@ -72,9 +72,7 @@ def iree(path: Path, feeds: Feeds) -> Answer:
     bin_ = Path(sys.executable).parent
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        _call(bin_ / "iree-import-onnx", path, "-o", here / "m.mlir", "--opset-version", "17") if False else _call(
-            bin_ / "iree-import-onnx", path, "-o", here / "m.mlir"
-        )
+        _call(bin_ / "iree-import-onnx", path, "-o", here / "m.mlir")
         target = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
         _call(bin_ / "iree-compile", here / "m.mlir", *target, "--iree-llvmcpu-target-cpu=host", "-o", here / "m.vmfb")
         given = []
@@ -111,7 +109,7 @@ def pnnx(path: Path, feeds: Feeds) -> Answer:
     import shutil
 
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(shutil.copy(path, folder)) / ""
+        copy = Path(shutil.copy(path, folder))
         shapes = ",".join(f"[{','.join(map(str, a.shape))}]{_short(a)}" for a in feeds.values())
         _call(Path(sys.executable).parent / "pnnx", copy, f"inputshape={shapes}", cwd=folder)
         text = copy.with_suffix(".pnnx.param").read_text()
