@@ -31,7 +31,7 @@ class Changes:
 
     Attributes:
         fused: the norms, in graph order.
-        touched: nodes that were changed themselves or carry a changed subgraph.
+        touched: nodes that are new, were changed themselves or carry a changed subgraph.
         functions: local functions that were changed or are new.
         bodies: function bodies that are new, as they are to stand in the file.
         renamed: values of the main graph and its subgraphs that have another name, by the old one.
@@ -78,7 +78,7 @@ def apply(plan: Plan) -> Changes:
     )
     return Changes(
         fused,
-        mended.touched | touched.nodes,
+        mended.touched | touched.nodes | frozenset(norms),
         mended.functions | touched.functions | frozenset(function for _, function in bodies),
         (*mended.bodies, *(body for body, _ in bodies)),
         mended.renamed,

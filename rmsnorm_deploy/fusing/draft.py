@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ Attributes = Mapping[str, int | float | list[int]]
 
 _NORM = "_rmsnorm"
 """The end of the name of every node that is a norm."""
+_WRITTEN = re.compile(rf"{_NORM}(_\d+)?$")
+"""The same, with the number that tells it from others of its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Draft:
         self._match = match
         name = match.nodes[-1].name or match.output.name or "norm"
         # a norm that was written before keeps its name: its node goes, whatever it was
-        self._own_name = name if name.endswith(_NORM) and name == match.nodes[-1].name else ""
-        self._name = name.removesuffix(_NORM) or "norm"
+        self._own_name = name if _WRITTEN.search(name) and name == match.nodes[-1].name else ""
+        self._name = _WRITTEN.sub("", name) or "norm"
         self._nodes: list[ir.Node] = []
 
     @property
@@ -82,7 +85,7 @@ class Draft:
         x, residual, total = match.x, match.residual, None
         if match.add_outside:
             assert residual is not None
-            x = total = self.node("Add", [x, residual], "residual", like=match.x, dtype=self.dtype)
+            x = total = self.arithmetic("Add", x, residual, "residual", like=match.x, dtype=self.dtype)
             residual = None
         if match.cast_x:
             x = self.cast(x, self.dtype, "cast")
@@ -111,6 +114,19 @@ class Draft:
         node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
         self._nodes.append(node)
         return output
+
+    def arithmetic(
+        self, op_type: str, left: ir.Value, right: ir.Value, name: str, *, dtype: ir.DataType, like: ir.Value | None
+    ) -> ir.Value:
+        """A sum or product of two values of type ``dtype``.
+
+        In bfloat16 it is computed in float32 and rounded, which gives the same number: onnxruntime has no such kernels
+        on the CPU.
+        """
+        if dtype != ir.DataType.BFLOAT16:
+            return self.node(op_type, [left, right], name, dtype=dtype, like=like)
+        pair = [self.cast(left, FLOAT, f"{name}_left"), self.cast(right, FLOAT, f"{name}_right")]
+        return self.cast(self.node(op_type, pair, f"{name}_wide", dtype=FLOAT, like=like), dtype, name)
 
     def cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         """``value`` cast to ``to``."""

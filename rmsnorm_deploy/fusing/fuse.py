@@ -138,7 +138,7 @@ def _rewritten_proto(
     if plan.model is not model:  # onnx's converter has rewritten every node
         return ir.to_proto(plan.model), report
     result = _own(proto, path)
-    if changes or mended:
+    if changes or plan.mended:
         splice(result, model, before, set(changes.touched), changes.functions, changes.bodies, changes.renamed)
     return result, report
 

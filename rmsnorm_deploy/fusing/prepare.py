@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, STANDARD, Form
-from rmsnorm_deploy.fusing.mending import mend
+from rmsnorm_deploy.fusing.mending import mend, repeated_bodies
 from rmsnorm_deploy.fusing.plan import Plan, planned
 from rmsnorm_deploy.fusing.report import Task
 
@@ -37,7 +37,7 @@ def prepared(
     Raises:
         ModelError: as :func:`rmsnorm_deploy.fusing.mending.mend` and :func:`rmsnorm_deploy.fusing.plan.planned`.
     """
-    mended = mend(model, declared)
+    mended = mend(model, declared, 0 if proto is None else repeated_bodies(proto))
     # inference reads the proto, which is as it was
     proto = None if mended else proto
     if form in (Form(DEFAULT), STANDARD):

@@ -20,11 +20,11 @@ def with_residual(facts: Facts, match: Match) -> Match:
     if match.parameters.op is not Op.RMS_NORM or match.cast_x:
         return match
     end = match.output.producer()
-    addition = _addition(facts, match.x)
-    if addition is None or end is None or any(node.graph is not end.graph for node in addition.nodes):
+    adds = _addition(match.x)
+    if end is None or any(add.graph is not end.graph for add in adds) or not adds:
         return match
-    left, right = addition.left, addition.right
-    if not facts.same_shape(left, right):
+    left, right = (_narrow(facts, v, match.x) if len(adds) > 1 else v for v in adds[0].inputs)
+    if left is None or right is None or not facts.same_shape(left, right):
         return match
     if any(facts.is_constant_expression(v) for v in (left, right)):
         return match
@@ -39,44 +39,32 @@ def with_residual(facts: Facts, match: Match) -> Match:
         x=left,
         residual=right,
         sum=match.x,
-        nodes=(*addition.nodes, *match.nodes),
-        spelling="Add > " + match.spelling,
+        nodes=(*adds, *match.nodes),
+        spelling=" > ".join(add.op_type for add in adds) + " > " + match.spelling,
         plain=match,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Addition:
-    """``left + right``, rounded to their type, which ``nodes`` compute."""
+def _addition(value: ir.Value) -> list[ir.Node]:
+    """The addition that gives ``value``, and the Cast behind it where it is computed in a wider type; else nothing."""
+    last = value.producer()
+    if last is None:
+        return []
+    before = last.inputs[0] if is_op(last, "Cast", "CastLike") else None
+    add = last if before is None else before.producer()
+    if add is None or not is_op(add, "Add", "Sum") or len(add.inputs) != 2:
+        return []
+    return [add] if add is last else [add, last]
 
-    left: ir.Value
-    right: ir.Value
-    nodes: tuple[ir.Node, ...]
 
+def _narrow(facts: Facts, value: ir.Value | None, total: ir.Value) -> ir.Value | None:
+    """The operand of a wider addition in the type of the sum, which is exact where it is a Cast that only widens.
 
-def _addition(facts: Facts, total: ir.Value) -> _Addition | None:
-    """The addition that ``total`` is, or None.
-
-    Also one of 16-bit values that is done in float32 and rounded then: float32 has more than twice their digits, so
-    that rounding twice is rounding once. Function bodies and runtimes without 16-bit additions write it so.
+    The sum of two numbers is then rounded as if it were computed in that type: float32 has more than twice the digits
+    of 16 bits, and float64 of float32.
     """
-    node = total.producer()
-    nodes: tuple[ir.Node, ...] = ()
-    if is_op(node, "Cast", "CastLike") and node is not None and node.inputs[0] is not None:
-        if facts.dtype(total) not in _SIXTEEN_BIT or facts.dtype(node.inputs[0]) not in _WIDE:
-            return None
-        nodes, node = (node,), node.inputs[0].producer()
-    if not is_op(node, "Add", "Sum") or node is None or len(node.inputs) != 2:
+    cast = None if value is None else value.producer()
+    if cast is None or not is_op(cast, "Cast", "CastLike") or not checks.is_exact_cast(facts, cast):
         return None
-    left, right = node.inputs
-    if left is None or right is None:
-        return None
-    if nodes:
-        left, right = checks.strip(facts, left), checks.strip(facts, right)
-        if facts.dtype(left) != facts.dtype(total) or facts.dtype(right) != facts.dtype(total):
-            return None
-    return _Addition(left, right, (node, *nodes))
-
-
-_SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    own = cast.inputs[0]
+    return own if facts.dtype(own) == facts.dtype(total) else None

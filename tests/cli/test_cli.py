@@ -171,12 +171,38 @@ def test_stdout_is_no_output(fails):
     assert "cannot be written to stdout" in fails(2, "fuse", LLAMA, "-o", "-")
 
 
-def test_another_form_of_a_fused_model_is_warned_of(run, tmp_path):
+def test_another_form_of_a_fused_model_is_that_of_the_original(run, tmp_path):
     run("fuse", LLAMA, "-o", tmp_path / "once.onnx")
-    status, _, err = run("fuse", tmp_path / "once.onnx", "--op", "ort", "--dry-run")
-    assert status == 0
-    assert "warning: 5 norms are in the form 'plugin' already" in err
-    assert "warning" not in run("fuse", tmp_path / "once.onnx", "--dry-run")[2]
+    assert run("fuse", tmp_path / "once.onnx", "-o", tmp_path / "again.onnx", "--form", "ort", "--verify")[0] == 0
+    run("fuse", LLAMA, "-o", tmp_path / "direct.onnx", "--form", "ort")
+    again, direct = (onnx.load(tmp_path / f"{name}.onnx") for name in ("again", "direct"))
+    assert [n.op_type for n in again.graph.node] == [n.op_type for n in direct.graph.node]
+    assert not again.functions
+    report = json.loads(run("fuse", tmp_path / "once.onnx", "--dry-run", "--form", "ort", "--json")[1])
+    assert (len(report["fused"]), report["already_fused"]) == (5, 0)
+    assert sum(count for name, count in report["ops_before"].items() if name.startswith("rmsnorm_deploy::")) == 5
+
+
+def test_unfusing_is_the_way_back(run, fails, tmp_path):
+    fused, plain, again = (tmp_path / f"{name}.onnx" for name in ("fused", "plain", "again"))
+    run("fuse", LLAMA, "-o", fused)
+    status, out, err = run("unfuse", fused, "-o", plain, "--verify")
+    assert (status, out.splitlines()[-1]) == (0, "unfused 5 of 5")
+    assert "verified: " in err
+    assert f"wrote {plain}" in err
+    assert {o.domain for o in onnx.load(plain).opset_import} == {""}
+    run("fuse", plain, "-o", again)
+    assert again.read_bytes() == fused.read_bytes()
+
+    status, out, err = run("unfuse", plain, "--dry-run")
+    assert (status, out) == (0, "there is no norm to unfuse\n")
+    assert "would unfuse 5 of 5" in run("unfuse", fused, "--dry-run")[1]
+    value = json.loads(run("unfuse", fused, "-o", plain, "--force", "--json")[1])
+    assert (value["task"], value["form"], len(value["fused"])) == ("unfuse", "standard", 5)
+    assert Path(value["output"]["path"]) == plain
+    assert "there is no output" in fails(2, "unfuse", fused)
+    assert "exists" in fails(2, "unfuse", fused, "-o", plain)
+    fails(3, "unfuse", tmp_path / "nothing.onnx", "-o", tmp_path / "x.onnx")
 
 
 def test_a_dry_run_writes_nothing(run, tmp_path):

@@ -94,9 +94,8 @@ class _Steps(formula.Writer[ir.Value]):
 
     def plus(self, value: ir.Value, attribute: str) -> ir.Value:
         number = getattr(self._parameters, attribute)
-        if (
-            number == 0.0 and attribute != "epsilon"
-        ):  # without an epsilon, too, the norm has an Add: runtimes look for it
+        # an epsilon of 0 is added, too: runtimes look for the Add
+        if number == 0.0 and attribute != "epsilon" and attribute not in self._match.references:
             return value
         return self._with("Add", value, attribute, number)
 
