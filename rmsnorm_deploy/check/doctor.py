@@ -19,7 +19,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run import library, nvidia, toolchain
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
-from rmsnorm_deploy.run.registering import library_problem
+from rmsnorm_deploy.run.registering import register
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("rmsnorm-deploy", "onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "torch")
@@ -47,9 +47,11 @@ def examine(model: StrPath | None = None) -> dict[str, Any]:
             versions[package] = None
     providers: list[str] = []
     advice: list[str] = []
+    problem = ""
     try:
-        providers = list(onnxruntime().get_available_providers())
-        problem = library_problem()
+        ort = onnxruntime()
+        providers = list(ort.get_available_providers())
+        register(ort.SessionOptions())
     except RmsNormDeployError as error:
         problem = error.message
         advice.append(error.hint)
@@ -61,7 +63,8 @@ def examine(model: StrPath | None = None) -> dict[str, Any]:
     ready = not problem
     architectures = library.cuda_architectures(path) if path else ()
     driver = nvidia.driver()
-    if path and driver.devices and not architectures:
+    sets = library.instruction_sets(path) if path else ()
+    if sets and driver.devices and not architectures:
         advice.append("For kernels on the GPU, install the CUDA toolkit (nvcc) and reinstall rmsnorm-deploy.")
     runs: dict[str, str] = {"fuse, explain": "here"}
     if providers:
@@ -77,7 +80,7 @@ def examine(model: StrPath | None = None) -> dict[str, Any]:
         "ready": ready,
         "python": platform.python_version(),
         "machine": machine(),
-        "instruction_sets": list(library.instruction_sets(path)) if path else [],
+        "instruction_sets": list(sets),
         "forced_instruction_set": os.environ.get("RMSNORM_DEPLOY_ISA"),
         "versions": versions,
         "providers": providers,

@@ -86,6 +86,7 @@ def test_a_file_that_is_no_library(data, problem, tmp_path, monkeypatch):
     found = doctor.examine()
     assert not found["ready"]
     assert found["library"]["problem"] == caught.value.message
+    assert found["advice"][0] == caught.value.hint
 
 
 @linux

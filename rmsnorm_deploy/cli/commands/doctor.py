@@ -36,7 +36,8 @@ def command(
         **{name: version or "not installed" for name, version in found["versions"].items()},
         "providers": ", ".join(found["providers"]) or "none",
         "library": f"{library['path'] or 'not found'}" + (", loads" if library["loads"] else f"; {library['problem']}"),
-        "library's GPU kernels": ", ".join(library["cuda_architectures"]) or "none: built without CUDA",
+        "library's GPU kernels": ", ".join(library["cuda_architectures"])
+        or ("none: built without CUDA" if found["instruction_sets"] else "unknown"),
         "GPU": gpu["problem"] or f"{', '.join(gpu['devices'])}; driver for CUDA {gpu['driver_cuda']}",
         **found["runs"],
     }
