@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
+from rmsnorm_deploy.model.validity import complaint
 
 
 def raised(model: ir.Model, opset: int) -> ir.Model:
@@ -22,6 +23,9 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
     proto = ir.to_proto(skeleton)
+    found = complaint(proto, full=False)
+    if found:  # the converter ends the process at an attribute of another type than the operator has
+        raise ValueError(f"the model is not valid: {found}")
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
     except Exception as error:  # the converter raises RuntimeError and its own types

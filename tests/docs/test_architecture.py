@@ -48,7 +48,7 @@ FILES = """
 check: __init__ machine result ulp exact bench doctor original comparison verify demo
 cli: commands signals streams printing options outcome commands/* tree app __init__
 fusing: __init__ draft names report guard form forms trailing plan forms/* apply fuse pass_
-model: __init__ leftovers atomic commit graphs dims files skeleton text cut external splice opset load weights validity
+model: __init__ leftovers atomic commit graphs dims files skeleton text cut external splice load weights validity opset
     save
 op: dtypes versions definition body reference schema __init__
 recognise: __init__ match inference scopes folding refusal facts factor leading residual state checks fused_forms
