@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(given: list[str], signals: Signals, debug: bool) -> int:
-    from rmsnorm_deploy.cli.streams import open_streams, silence_stdout
+    from rmsnorm_deploy.cli.streams import hush, open_streams, silence_stdout
 
     open_streams()
 
@@ -43,6 +43,8 @@ def _main(given: list[str], signals: Signals, debug: bool) -> int:
     try:
         from rmsnorm_deploy.cli import tree  # all that is slow to import
 
+        if not debug:
+            hush()
         signals.unwind(_main.__code__)
         status = tree.run(given)
         sys.stdout.flush()

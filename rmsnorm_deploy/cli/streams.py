@@ -38,6 +38,15 @@ def silence_stdout() -> None:
     silence(sys.__stdout__)
 
 
+def hush() -> None:
+    """What onnx_ir logs about damaged models is not printed: what matters of it is said by us."""
+    import logging
+
+    logger = logging.getLogger("onnx_ir")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
 def open_streams() -> None:
     """Make stdout and stderr usable: a closed one ("1>&-") is None, and a terminal may lack a name's characters."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115

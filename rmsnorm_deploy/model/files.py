@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from rmsnorm_deploy.errors import UsageError
 StrPath = str | os.PathLike[str]
 
 
-def output_path(path: StrPath) -> Path:
-    """The file that ``path`` names as an output.
+def output_path(path: StrPath, *, folder: bool = False) -> Path:
+    """What ``path`` names as an output.
+
+    Args:
+        path: as the caller states it.
+        folder: the output is a folder, whose name may end in a slash.
 
     Raises:
-        UsageError: no file can have that name, or it names a folder that is not there.
+        UsageError: nothing can have that name, or it names a folder that is not there.
     """
     text = os.fspath(path)
     if "\0" in text:
@@ -25,8 +30,13 @@ def output_path(path: StrPath) -> Path:
         raise UsageError(
             f"the output {text!r} has a name that this system cannot write", "Choose another name."
         ) from error
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"the output {text} has a name that is too long", "Choose a shorter name.") from error
     # os.path: a Path drops the last slash, and raises where a name is too long
-    if os.path.basename(text) in ("", ".") and not os.path.isdir(text or "."):  # noqa: PTH112, PTH119
+    if os.path.basename(text) in ("", ".") and not folder and not os.path.isdir(text or "."):  # noqa: PTH112, PTH119
         raise UsageError(
             f"the output '{text}' names a folder, which is not there",
             f"Name a file: '{Path(text) / 'fused.onnx'}', and make its folder first.",

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
+from rmsnorm_deploy.model.validity import complaint
 
 _ASIDE = "rmsnorm_deploy.aside"
 """A domain for operators that the converter does not know: it leaves those of other domains as they are."""
@@ -29,6 +30,9 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
     aside = _set_aside(skeleton)
     proto = ir.to_proto(skeleton)
+    found = complaint(proto, full=False)
+    if found:  # the converter ends the process at an attribute of another type than the operator has
+        raise ValueError(f"the model is not valid: {found}")
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
     except Exception as error:  # the converter raises RuntimeError and its own types

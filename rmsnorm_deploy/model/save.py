@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.errors import ModelError, UsageError, first_line
 from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
 from rmsnorm_deploy.model.commit import commit_weights, old_weights
 from rmsnorm_deploy.model.external import weights_folder
@@ -176,7 +176,11 @@ def _proto_and_folder(
     folder = weights_folder(model)
     if folder is None:
         folder = origin.parent if origin is not None else Path()
-    return ir.to_proto(model), folder
+    try:
+        return ir.to_proto(model), folder
+    except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
+        why = first_line(error.__cause__ or error)
+        raise ModelError(f"the model cannot be written: {why}", "Make it again from the original.") from error
 
 
 def _inline_size(proto: onnx.ModelProto) -> int:
@@ -188,7 +192,7 @@ def _inline_size(proto: onnx.ModelProto) -> int:
 def _beside_weights(target: Path, stage: Staging, shares: bool) -> Iterator[Path]:
     """The model's temporary name: where it shares weight files it has to stand beside them."""
     if not shares:
-        yield stage.folder / target.name
+        yield stage.folder / "model.onnx"
         return
     staged = target.parent / f"{stage.folder.name}.onnx"
     try:

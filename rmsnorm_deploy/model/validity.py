@@ -17,22 +17,33 @@ _RUNTIME_OPS = frozenset({"SimplifiedLayerNormalization"})
 _UNCHECKED = "rmsnorm_deploy.unchecked"
 
 
-def complaint(model: onnx.ModelProto | Path) -> str:
+def complaint(model: onnx.ModelProto | Path, *, full: bool = True) -> str:
     """What the checker says against a model, in one line; empty where it accepts the model.
 
     Args:
         model: a file, whose weight files are looked at too; or a model in memory, whose types and shapes are.
+        full: look at types and shapes of a model in memory.
     """
     try:
         if isinstance(model, onnx.ModelProto):
-            onnx.checker.check_model(_without_files(model), full_check=True)
-        else:
+            onnx.checker.check_model(_without_files(model), full_check=full)
+        elif _is_utf8(model):
             onnx.checker.check_model(model)
+        else:  # the checker takes no such path
+            onnx.checker.check_model(_without_files(onnx.load(model, load_external_data=False)))
     except Exception as error:  # protobuf, UTF-8 and checker errors share no base
         return first_line(error)
     if isinstance(model, onnx.ModelProto) and not _names_are_text(model):
         return "a name in it is not valid UTF-8"
     return ""
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _without_files(model: onnx.ModelProto) -> onnx.ModelProto:

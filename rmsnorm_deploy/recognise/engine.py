@@ -152,6 +152,15 @@ class _Candidate:
         self.stage = Stage.REDUCTION
 
     def run(self) -> list[Match | Miss]:
+        """The norms, or why there is none; a file whose parts contradict each other does not stop the rest."""
+        try:
+            return self._followed()
+        except Exception as error:  # a damaged constant, attribute or type can be wrong in any way
+            reason = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
+            hint = "see what onnx.checker.check_model(path) says; if it says nothing, please report this"
+            return [Miss(self.site, self.stage, reason, self.site.node, hint=hint)]
+
+    def _followed(self) -> list[Match | Miss]:
         opened = fused_forms.open_fused(self.facts, self.site, self.node)
         if isinstance(opened, Match):
             return [opened]

@@ -115,9 +115,10 @@ def load_inputs(path: str | Path, model: ModelProto) -> Feeds:
         UsageError: the file cannot be read, or lacks an input, or an array does not fit the declared type.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here: NumPy leaves the file of a damaged archive open
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {k: file[k] for k in file.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # a damaged archive raises whatever zipfile and zlib have
         raise UsageError(
             f"{path} is not a readable .npz file", "Write it with numpy.savez(path, name=array)."
         ) from error

@@ -14,7 +14,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, last_line
 from rmsnorm_deploy.model.atomic import staging
-from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.files import StrPath, output_path
 from rmsnorm_deploy.model.leftovers import temporary_folder
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
@@ -101,7 +101,7 @@ def compile(
     linking.compiler(triple)
     if tuned is not None and len(gpus) > 1:
         raise UsageError(f"a log of tuning is about one GPU, and this is for {', '.join(gpus)}", "Add '--arch GPU'.")
-    folder = Path(output)
+    folder = output_path(output, folder=True)
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     proto = prepared(model)

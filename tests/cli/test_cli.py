@@ -167,6 +167,19 @@ def test_what_verify_runs_on(run, fails, tmp_path):
     assert not (tmp_path / "g.onnx").exists()
 
 
+def test_odd_names_are_told_from_the_disk_being_full(fails, run, tmp_path):
+    (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04" + bytes(30))
+    long = tmp_path / ("n" * 300)
+    fails(3, "explain", long)
+    fails(3, "verify", LLAMA, long)
+    fails(2, "fuse", LLAMA, "-o", long)
+    fails(2, "fuse", LLAMA, "-o", f"{tmp_path / 'new'}/")
+    fails(2, "fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify", "--inputs", tmp_path / "damaged.npz")
+    before = listing(tmp_path)
+    assert run("fuse", LLAMA, "-o", tmp_path / os.fsdecode(b"f\xff.onnx"), "--json")[0] == 0
+    assert len(listing(tmp_path)) == len(before) + 1
+
+
 def test_stdout_is_no_output(fails):
     assert "cannot be written to stdout" in fails(2, "fuse", LLAMA, "-o", "-")
 

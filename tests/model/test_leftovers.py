@@ -177,7 +177,7 @@ def test_weights_reach_the_disk_before_the_model_appears(tmp_path, monkeypatch):
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda f: (synced.append(Path(f"/proc/self/fd/{f}").readlink().name), fsync(f)))
     save(load_proto(path), tmp_path / "out" / "f.onnx", source=path)
-    assert synced[:2] == ["f.onnx.data", "f.onnx"]
+    assert synced[:2] == ["f.onnx.data", "model.onnx"]
     assert synced[-2:] == ["out", "out"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
@@ -91,6 +92,10 @@ def test_a_name_that_is_not_utf_8_is_written_without_weights_of_its_own_only(tmp
     name = os.fsdecode(b"b\xff.onnx")
     save(load_proto(path), path.with_name(name), source=path)
     load_proto(path.with_name(name))
+    (tmp_path / os.fsdecode(b"d\xff")).mkdir()
+    for place in (tmp_path / name, tmp_path / os.fsdecode(b"d\xff") / name):
+        save(onnx.load(path), place)
+        load_proto(place)
     with pytest.raises(UsageError, match="UTF-8"):
         save(load_proto(path), tmp_path / "out" / name, source=path)
     assert listing(tmp_path / "out") == []
@@ -213,3 +218,12 @@ def test_a_link_within_the_folder_is_copied_from(tmp_path):
     (tmp_path / "out").mkdir()
     save(load_proto(path), tmp_path / "out" / "f.onnx", source=path)
     assert (tmp_path / "out" / "f.onnx.data").read_bytes() == (tmp_path / "in" / "w.data").read_bytes()
+
+
+def test_an_onnx_ir_model_that_cannot_be_written_is_said_to_be(tmp_path):
+    made = ir.from_proto(model())
+    made.graph.initializers.clear()
+    made.graph.inputs[0].name = None
+    with pytest.raises(ModelError, match="cannot be written"):
+        save(made, tmp_path / "f.onnx")
+    assert listing(tmp_path) == []

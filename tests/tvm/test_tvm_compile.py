@@ -202,6 +202,17 @@ def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
         tvm.load(tmp_path)
 
 
+def test_a_folder_that_cannot_be_is_refused(small, tmp_path):
+    for name in ("n" * 300, "a\0b", "a\ud800", "missing/c"):
+        with pytest.raises(UsageError):
+            tvm.compile(small / "m.onnx", output=tmp_path / name)
+        with pytest.raises(UsageError):
+            tvm.tune(small / "m.onnx", log=f"{tmp_path / name}", seconds=0.01)
+    with pytest.raises(UsageError, match="names a folder"):
+        tvm.tune(small / "m.onnx", log=f"{tmp_path}/logs/", seconds=0.01)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_library_that_is_not_whole_is_refused(small, tmp_path):
     """The system's loader would end the process."""
     shutil.copytree(small / "c", tmp_path / "c")

@@ -13,7 +13,7 @@ import tvm
 from onnx import ModelProto
 
 from rmsnorm_deploy.errors import UsageError
-from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.files import StrPath, check_output, output_path
 from rmsnorm_deploy.tvm.importer.convert import import_onnx
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules.norm import Norm
@@ -139,7 +139,8 @@ def tune(
     else:
         devices.check_fleet_target(resolved, arch)
         device = fleet.key
-    path = Path(log)
+    path = output_path(log)
+    check_output(path, source=None, overwrite=True)  # before the time for tuning is spent
     fresh = TuningLog(
         target=str(resolved.kind.name),
         machine=tuned.cpu_machine_of(resolved),
