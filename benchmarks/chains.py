@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from benchmarks.placement import onnxruntime_affinities
 from rmsnorm_deploy import op
-from rmsnorm_deploy.run.session import register
+from rmsnorm_deploy.run.registering import register
 
 DTYPES: dict[str, tuple[int, Any]] = {
     "float32": (TensorProto.FLOAT, np.float32),

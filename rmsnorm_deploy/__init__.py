@@ -20,7 +20,8 @@ from rmsnorm_deploy.fusing.unfuse import unfuse
 from rmsnorm_deploy.model.save import save
 from rmsnorm_deploy.op import register_schemas
 from rmsnorm_deploy.run.library import library_path
-from rmsnorm_deploy.run.session import register, session
+from rmsnorm_deploy.run.registering import register
+from rmsnorm_deploy.run.session import session
 
 __version__ = "0.1.0"
 

@@ -26,9 +26,9 @@ from rmsnorm_deploy.errors import UsageError, first_line
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.op.dtypes import FLOAT_TYPES, float_type
 from rmsnorm_deploy.run.inputs import OTHER_SIZE, Array, Feeds, adversarial_inputs, is_float, make_inputs
+from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Runnable
 from rmsnorm_deploy.run.runner import Runner
-from rmsnorm_deploy.run.session import library_problem
 
 FUSED = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"})
 OURS = frozenset(o.value for o in Op)

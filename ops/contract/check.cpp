@@ -96,6 +96,8 @@ extern "C" const char* rmsnorm_deploy_error_text(int code) {
       return "RMSNORM_DEPLOY_ISA names an instruction set that this library or this machine lacks";
     case RMS_NORM_OUT_OF_MEMORY:
       return "no memory for the converted scale and bias";
+    case RMS_NORM_BAD_STREAMING:
+      return "RMSNORM_DEPLOY_STREAMING holds no number of bytes";
     default:
       return "unknown error code";
   }

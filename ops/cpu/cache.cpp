@@ -11,6 +11,9 @@ namespace {
 // Where the system does not say: what a small server or a large laptop has.
 constexpr std::int64_t kUsual = std::int64_t{32} << 20;
 
+// As a number of bytes: no tensor has so many.
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
 // The largest cache that Linux lists for the first processor, or 0. The C library's own answer is missing on some
 // processors and in some containers.
 std::int64_t listed() noexcept {
@@ -31,14 +34,21 @@ std::int64_t listed() noexcept {
   return largest;
 }
 
-std::int64_t found() noexcept {
+// What the environment asks for: a number of bytes, 0 where it says nothing, or -1 where that is no number.
+std::int64_t wanted() noexcept {
   const char* streaming = std::getenv("RMSNORM_DEPLOY_STREAMING");
-  if (streaming && *streaming) {
-    char* end = nullptr;
-    const long long wanted = std::strtoll(streaming, &end, 10);
-    if (*end == 0 && wanted > 0) return wanted;
-    if (*end == 0 && wanted == 0) return std::numeric_limits<std::int64_t>::max();
+  if (!streaming || !*streaming) return 0;
+  std::int64_t value = 0;
+  for (const char* digit = streaming; *digit; ++digit) {
+    const std::int64_t next = *digit - '0';
+    if (next < 0 || next > 9 || value > (kNever - next) / 10) return -1;
+    value = value * 10 + next;
   }
+  return value ? value : kNever;
+}
+
+std::int64_t found() noexcept {
+  if (const std::int64_t asked = wanted()) return asked;
   const std::int64_t size = listed();
   // Half of it: other tensors, other programs and, in the cloud, other customers use it too.
   return (size ? size : kUsual) / 2;
@@ -52,7 +62,7 @@ std::int64_t far_bytes() noexcept {
   std::int64_t known = bytes.load(std::memory_order_relaxed);
   if (!known) {
     known = found();  // two threads may both come here; they find the same
-    bytes.store(known, std::memory_order_relaxed);
+    if (known > 0) bytes.store(known, std::memory_order_relaxed);
   }
   return known;
 }

@@ -16,7 +16,11 @@ bool sixteen_bit(std::int32_t type) { return type == RMS_NORM_FLOAT16 || type ==
 
 int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept {
   kernels_ = kernels();
-  if (!kernels_) return params.version == RMS_NORM_PARAMS_VERSION ? RMS_NORM_BAD_ISA : RMS_NORM_BAD_VERSION;
+  const std::int64_t far_away = far_bytes();
+  if (!kernels_ || far_away < 0) {
+    if (params.version != RMS_NORM_PARAMS_VERSION) return RMS_NORM_BAD_VERSION;
+    return kernels_ ? RMS_NORM_BAD_STREAMING : RMS_NORM_BAD_ISA;
+  }
   Sizes sizes = {};
   const int code = check(params, sizes);
   if (code != RMS_NORM_OK) return code;
@@ -51,7 +55,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
     units_ = outer_;
     unit_values_ = size_;
     unit_bytes_ = size_ * bytes;
-    const std::int64_t each = far_bytes() / (params.residual ? 4 : 2);
+    const std::int64_t each = far_away / (params.residual ? 4 : 2);
     far_ = sizes.total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;

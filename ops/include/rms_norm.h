@@ -51,15 +51,16 @@ enum { RMS_NORM_FLOAT32 = 1, RMS_NORM_FLOAT16 = 10, RMS_NORM_FLOAT64 = 11, RMS_N
 /* What a call can return. */
 enum {
   RMS_NORM_OK = 0,
-  RMS_NORM_BAD_VERSION = 1,  /* `version` is 0, or newer than the library */
-  RMS_NORM_BAD_TYPE = 2,     /* an element type is unknown, or the combination is not supported */
-  RMS_NORM_BAD_SHAPE = 3,    /* rank, a dimension, or the run of axes is outside its range */
-  RMS_NORM_BAD_POINTER = 4,  /* a pointer that is needed is NULL, or residual and sum do not come together */
-  RMS_NORM_BAD_PARTIAL = 5,  /* partial_size is below 1, or below the dimension with several axes */
-  RMS_NORM_BAD_VALUE = 6,    /* a float attribute is negative or not finite */
-  RMS_NORM_BAD_STRIDE = 7,   /* a stride of scale or bias is negative */
-  RMS_NORM_BAD_ISA = 8,      /* the instruction set asked for is unknown, or this machine lacks it */
-  RMS_NORM_OUT_OF_MEMORY = 9 /* no memory for the converted scale and bias */
+  RMS_NORM_BAD_VERSION = 1,   /* `version` is 0, or newer than the library */
+  RMS_NORM_BAD_TYPE = 2,      /* an element type is unknown, or the combination is not supported */
+  RMS_NORM_BAD_SHAPE = 3,     /* rank, a dimension, or the run of axes is outside its range */
+  RMS_NORM_BAD_POINTER = 4,   /* a pointer that is needed is NULL, or residual and sum do not come together */
+  RMS_NORM_BAD_PARTIAL = 5,   /* partial_size is below 1, or below the dimension with several axes */
+  RMS_NORM_BAD_VALUE = 6,     /* a float attribute is negative or not finite */
+  RMS_NORM_BAD_STRIDE = 7,    /* a stride of scale or bias is negative */
+  RMS_NORM_BAD_ISA = 8,       /* the instruction set asked for is unknown, or this machine lacks it */
+  RMS_NORM_OUT_OF_MEMORY = 9, /* no memory for the converted scale and bias */
+  RMS_NORM_BAD_STREAMING = 10 /* the environment variable RMSNORM_DEPLOY_STREAMING holds no number */
 };
 
 /*

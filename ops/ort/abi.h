@@ -66,6 +66,8 @@ struct ApiBase {
   F(CreateTensorWithDataAsOrtValue, 49, Status*, const MemoryInfo* memory, void* data, std::size_t bytes,              \
     const std::int64_t* dims, std::size_t rank, int type, Value** value)                                               \
   F(GetTensorMutableData, 51, Status*, Value* value, void** data)                                                      \
+  F(SetTensorElementType, 58, Status*, TensorInfo* info, int type)                                                     \
+  F(GetTensorElementType, 60, Status*, const TensorInfo* info, int* type)                                              \
   F(GetDimensionsCount, 61, Status*, const TensorInfo* info, std::size_t* rank)                                        \
   F(GetDimensions, 62, Status*, const TensorInfo* info, std::int64_t* dims, std::size_t rank)                          \
   F(GetSymbolicDimensions, 63, Status*, const TensorInfo* info, const char** names, std::size_t rank)                  \
@@ -94,6 +96,8 @@ struct ApiBase {
   F(RegisterCustomOpsLibrary_V2, 228, Status*, SessionOptions* options, const char* path)                              \
   F(KernelInfo_GetInputCount, 230, Status*, const KernelInfo* info, std::size_t* count)                                \
   F(HasSessionConfigEntry, 237, Status*, const SessionOptions* options, const char* key, int* has)                     \
+  F(GetSessionConfigEntry, 238, Status*, const SessionOptions* options, const char* key, char* value,                  \
+    std::size_t* size)                                                                                                 \
   F(KernelInfo_GetNodeName, 244, Status*, const KernelInfo* info, char* name, std::size_t* size)                       \
   F(KernelInfoGetConstantInput_tensor, 249, Status*, const KernelInfo* info, std::size_t index, int* is_constant,      \
     const Value** value)                                                                                               \

@@ -69,8 +69,28 @@ Status* compute(void* data, KernelContext* context) {
 
 void destroy_kernel(void* data) { delete static_cast<Kernel*>(data); }
 
+// The input with whose element type an output comes, in every row of the operator's types: X or the scale.
+std::size_t type_source(const Signature& signature, Role output) {
+  if (output != Role::kY) return 0;
+  for (std::size_t i = 0; i < signature.type_count; ++i) {
+    if (signature.types[i].y != signature.types[i].x) {
+      return static_cast<std::size_t>(position_of(signature.inputs, Role::kScale));
+    }
+  }
+  return 0;
+}
+
+int input_type(const Api* api, ort::ShapeContext* context, std::size_t index) {
+  ort::TensorInfo* info = nullptr;  // stays the context's
+  check(ort::call<ort::ShapeInferContext_GetInputTypeShape>(api, context, index, &info));
+  int type = 0;
+  check(ort::call<ort::GetTensorElementType>(api, info, &type));
+  return type;
+}
+
 // Every output that a node must have gets the shape of X, as far as that is known. Without this onnxruntime would also
-// never reuse an input's memory.
+// never reuse an input's memory. With the shape goes an element type, and `op` is not always the one that will run:
+// onnxruntime asks the first of an operator's ops for all of them.
 void infer_shapes(const Op& op, const Api* api, ort::ShapeContext* context) {
   ort::TensorInfo* info = nullptr;  // stays the context's
   check(ort::call<ort::ShapeInferContext_GetInputTypeShape>(api, context, 0, &info));
@@ -85,9 +105,13 @@ void infer_shapes(const Op& op, const Api* api, ort::ShapeContext* context) {
     // A dimension with neither size nor name would be handed on as the size -1.
     if (dims[i] < 0 && (!names[i] || !*names[i])) return;
   }
+  const int x_type = input_type(api, context, 0);
   const Operand* const outputs = op.signature->outputs;
   for (std::size_t i = 0; i < length(outputs); ++i) {
     if (outputs[i].characteristic != ort::kRequired) continue;
+    const std::size_t source = type_source(*op.signature, outputs[i].role);
+    const int type = source == 0 ? x_type : input_type(api, context, source);
+    check(ort::call<ort::SetTensorElementType>(api, info, type));  // the context is this call's alone
     check(ort::call<ort::ShapeInferContext_SetOutputTypeShape>(api, context, i, info));
   }
 }

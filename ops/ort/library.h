@@ -10,6 +10,8 @@ struct LibraryDomain {
   const char* name;
   const Signature* operators;
   std::size_t operator_count;
+  // The session's configuration entry that leaves this domain out where it is "0"; or null.
+  const char* switched_by = nullptr;
 };
 
 // Defined by each library.

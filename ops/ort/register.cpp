@@ -1,4 +1,5 @@
 // RegisterCustomOps: what onnxruntime calls when a program registers this library with its session options.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../cpu/cache.h"
 #include "../include/rms_norm.h"
 #include "custom_op.h"
 #include "library.h"
@@ -33,29 +35,80 @@ std::vector<Op> ops_of(const LibraryDomain& domain) {
   return ops;
 }
 
+// A domain with all its ops, as one runtime holds it.
+struct Made {
+  const Api* api;
+  ort::CustomOpDomain* domains[kMostDomains];
+};
+
 // The domains with all ops, made once for a runtime and shared by all its sessions. They are never released: sessions
 // keep pointers into them and may outlive every session options object.
 Status* shared_domains(const ApiBase* base, const Api* api, int minor, ort::CustomOpDomain** result) {
   static std::mutex mutex;
-  static const Api* made_for = nullptr;
-  static ort::CustomOpDomain* made[kMostDomains] = {};
+  static std::vector<Made>* const made = new std::vector<Made>;  // one, unless a process has several runtimes
   static std::vector<Op>* ops[kMostDomains] = {};
   const std::lock_guard<std::mutex> lock(mutex);
-  if (made_for != api) {
+  if (runtime_api() != api) {
     const bool references = minor >= static_cast<int>(ort::kReferenceVersion);
     set_runtime(api, references ? base->get_api(ort::kReferenceVersion) : nullptr, minor);
-    ort::CustomOpDomain* domains[kMostDomains] = {};
-    for (std::size_t d = 0; d < domain_count(); ++d) {
-      if (!ops[d]) ops[d] = new std::vector<Op>(ops_of(domain_at(d)));
-      if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, domain_at(d).name, &domains[d])) return status;
-      for (const Op& op : *ops[d]) {
-        if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, domains[d], &op)) return status;
-      }
-    }
-    for (std::size_t d = 0; d < domain_count(); ++d) made[d] = domains[d];
-    made_for = api;
   }
-  for (std::size_t d = 0; d < domain_count(); ++d) result[d] = made[d];
+  const auto known = std::find_if(made->begin(), made->end(), [api](const Made& each) { return each.api == api; });
+  if (known != made->end()) {
+    std::copy_n(known->domains, domain_count(), result);
+    return nullptr;
+  }
+  Made fresh = {api, {}};
+  for (std::size_t d = 0; d < domain_count(); ++d) {
+    if (!ops[d]) ops[d] = new std::vector<Op>(ops_of(domain_at(d)));
+    if (Status* status = ort::call<ort::CreateCustomOpDomain>(api, domain_at(d).name, &fresh.domains[d])) return status;
+    for (const Op& op : *ops[d]) {
+      if (Status* status = ort::call<ort::CustomOpDomain_Add>(api, fresh.domains[d], &op)) return status;
+    }
+  }
+  made->push_back(fresh);
+  std::copy_n(fresh.domains, domain_count(), result);
+  return nullptr;
+}
+
+// Why the environment keeps every kernel from running: written to `text`, empty where nothing does.
+void environment_problem(char* text, std::size_t size) {
+  text[0] = 0;
+  const auto value = [](const char* name) {
+    const char* const set = std::getenv(name);
+    return set ? set : "";
+  };
+  if (!rmsnorm_deploy_cpu_isa()) {
+    int length = std::snprintf(text, size,
+                               "rmsnorm_deploy: RMSNORM_DEPLOY_ISA is '%.60s', which this library or this machine "
+                               "lacks; this machine can run:",
+                               value("RMSNORM_DEPLOY_ISA"));
+    int usable = 0;
+    for (int i = 0; const char* name = rmsnorm_deploy_cpu_isa_at(i, &usable); ++i) {
+      if (usable) length += std::snprintf(text + length, size - static_cast<std::size_t>(length), " %s", name);
+    }
+  } else if (far_bytes() < 0) {
+    std::snprintf(
+        text, size,
+        "rmsnorm_deploy: RMSNORM_DEPLOY_STREAMING is '%.60s', which is no number of bytes; write digits only, "
+        "as in 16777216, or 0",
+        value("RMSNORM_DEPLOY_STREAMING"));
+  }
+}
+
+// Whether an entry of the session's configuration is the text "0".
+Status* is_switched_off(const Api* api, const ort::SessionOptions* options, const char* key, bool* off) {
+  *off = false;
+  int has = 0;
+  if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, options, key, &has)) return status;
+  if (!has) return nullptr;
+  char value[2] = {};
+  std::size_t size = 0;  // with the zero at the end
+  if (Status* status = ort::call<ort::GetSessionConfigEntry>(api, options, key, static_cast<char*>(nullptr), &size)) {
+    return status;
+  }
+  if (size != sizeof value) return nullptr;
+  if (Status* status = ort::call<ort::GetSessionConfigEntry>(api, options, key, value, &size)) return status;
+  *off = value[0] == '0';
   return nullptr;
 }
 
@@ -73,32 +126,29 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
     return failure(oldest, ort::kNotImplemented, text);
   }
   const Api* api = base->get_api(ort::kApiVersion);
-  if (!rmsnorm_deploy_cpu_isa()) {
-    char text[256];
-    const char* wanted = std::getenv("RMSNORM_DEPLOY_ISA");
-    int length = std::snprintf(text, sizeof text,
-                               "rmsnorm_deploy: RMSNORM_DEPLOY_ISA is '%.60s', which this library or this machine "
-                               "lacks; this machine can run:",
-                               wanted ? wanted : "");
-    int usable = 0;
-    for (int i = 0; const char* name = rmsnorm_deploy_cpu_isa_at(i, &usable); ++i) {
-      if (usable) length += std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length), " %s", name);
-    }
-    return failure(api, ort::kInvalidArgument, text);
-  }
-  // A second call on the same options does nothing: onnxruntime refuses a session with one domain twice.
-  const std::string mark = std::string("rmsnorm_deploy.has_domain.") + domain_at(0).name;
-  int marked = 0;
-  if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, options, mark.c_str(), &marked)) return status;
-  if (marked) return nullptr;
+  char problem[320];
+  environment_problem(problem, sizeof problem);
+  if (*problem) return failure(api, ort::kInvalidArgument, problem);
 
   ort::CustomOpDomain* domains[kMostDomains] = {};
   if (major > 1) minor = std::numeric_limits<int>::max();
   if (Status* status = shared_domains(base, api, minor, domains)) return status;
   for (std::size_t d = 0; d < domain_count(); ++d) {
+    const LibraryDomain& domain = domain_at(d);
+    if (domain.switched_by) {
+      bool off = false;
+      if (Status* status = is_switched_off(api, options, domain.switched_by, &off)) return status;
+      if (off) continue;
+    }
+    // A second call on the same options adds nothing: onnxruntime refuses a session with one domain twice.
+    const std::string mark = std::string("rmsnorm_deploy.has_domain.") + domain.name;
+    int marked = 0;
+    if (Status* status = ort::call<ort::HasSessionConfigEntry>(api, options, mark.c_str(), &marked)) return status;
+    if (marked) continue;
     if (Status* status = ort::call<ort::AddCustomOpDomain>(api, options, domains[d])) return status;
+    if (Status* status = ort::call<ort::AddSessionConfigEntry>(api, options, mark.c_str(), "1")) return status;
   }
-  return ort::call<ort::AddSessionConfigEntry>(api, options, mark.c_str(), "1");
+  return nullptr;
 }
 
 }  // namespace

@@ -20,9 +20,9 @@ from rmsnorm_deploy.model.cut import cut, value_types, with_outputs
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds, fit_inputs, is_float, make_inputs
 from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Model, Runnable
 from rmsnorm_deploy.run.runner import Runner
-from rmsnorm_deploy.run.session import library_problem
 
 SCHEMA_VERSION = 1
 NORM_ELEMENTS = 2**18

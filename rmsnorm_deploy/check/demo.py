@@ -22,9 +22,9 @@ from rmsnorm_deploy.model.load import load_proto
 from rmsnorm_deploy.model.save import save
 from rmsnorm_deploy.op.dtypes import FLOAT16, float_type
 from rmsnorm_deploy.run.inputs import is_float, make_inputs
+from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Runnable
 from rmsnorm_deploy.run.runner import Runner
-from rmsnorm_deploy.run.session import library_problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.metadata
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.machine import machine
 from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError
+from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.graphs import nodes_of
+from rmsnorm_deploy.model.load import load_proto
+from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run import library, nvidia, toolchain
 from rmsnorm_deploy.run.ort import onnxruntime
-from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, SERVED, Provider
-from rmsnorm_deploy.run.session import library_problem
+from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
+from rmsnorm_deploy.run.registering import library_problem
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("rmsnorm-deploy", "onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "torch")
 _TVM = "0.27"
-_NOTHING_TO_SAY = {"AzureExecutionProvider"}
-"""Providers that run no operators of a model."""
 
 
-def examine() -> dict[str, Any]:
+def examine(model: StrPath | None = None) -> dict[str, Any]:
     """Everything that decides how fused models run here, as plain data; nothing is changed.
 
     The key ``ready`` says whether fused models run in the library's kernels, ``advice`` what to do where they do not.
+
+    Args:
+        model: a model to look at as well: the key ``model`` then says which norms of ours it holds, what tools have
+            done to them, and what to do.
+
+    Raises:
+        ModelError: the model cannot be read.
     """
+    looked_at = None if model is None else _look_at(model)
     versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
@@ -53,7 +65,7 @@ def examine() -> dict[str, Any]:
         advice.append("For kernels on the GPU, install the CUDA toolkit (nvcc) and reinstall rmsnorm-deploy.")
     runs: dict[str, str] = {"fuse, explain": "here"}
     if providers:
-        for name in sorted(set(providers) - _NOTHING_TO_SAY, key=lambda n: (n != CPU.name, providers.index(n))):
+        for name in sorted(set(providers) - IDLE, key=lambda n: (n != CPU.name, providers.index(n))):
             runs[f"fused models on {name}"] = _on(SERVED.get(name), path if ready else None)
         if not any(gpu.name in providers for gpu in GPU):
             runs[f"fused models on {CUDA.name}"] = "not here: this onnxruntime is built without it"
@@ -77,7 +89,20 @@ def examine() -> dict[str, Any]:
         },
         "gpu": {"driver_cuda": driver.cuda, "devices": list(driver.devices), "problem": driver.problem},
         "runs": runs,
+        "model": looked_at,
         "advice": [a for a in dict.fromkeys(advice) if a],
+    }
+
+
+def _look_at(path: StrPath) -> dict[str, Any]:
+    proto = load_proto(path)
+    condition = condition_of(proto)
+    counts = collections.Counter(n.op_type for n in nodes_of(proto.graph) if n.domain == DOMAIN)
+    return {
+        "path": str(path),
+        "norms": dict(sorted(counts.items())),
+        "repairs": list(condition.repairs),
+        "warnings": list(condition.warnings),
     }
 
 

@@ -10,16 +10,18 @@ from pathlib import Path
 import onnx
 
 from rmsnorm_deploy.check.comparison import Comparison, is_whole_model
+from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.original import Original, narrowest_type
 from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
+from rmsnorm_deploy.fusing.fuse import repaired
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds, adversarial_inputs, element_type, fit_inputs, is_float, make_inputs
 from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Model, Runnable
 from rmsnorm_deploy.run.runner import Runner
-from rmsnorm_deploy.run.session import library_problem
 
 _LARGEST_REWRITE = 2**30
 """onnxruntime writes a model's weights with it; above this size the kernels are not counted."""
@@ -74,7 +76,17 @@ def verify(
     )
     if mismatch := _signature_mismatch(before.proto, after.proto):
         return dataclasses.replace(result, checks=(OutputCheck("", "signature", "no", False, reason=mismatch),))
-    expected = Original(before, sets, exact=rtol is None and atol is None)
+    notes: list[str] = []
+    try:
+        expected = Original(before, sets, exact=rtol is None and atol is None)
+    except MissingEnvironment:
+        # such as a fused model that has lost its function bodies
+        proto, mended = repaired(before.proto)
+        if not mended.repaired:
+            raise
+        before = dataclasses.replace(before, proto=proto, path=None, folder=before.home)
+        expected = Original(before, sets, exact=rtol is None and atol is None)
+        notes.append(f"the original was repaired first: {', '.join(mended.repaired)}")
     comparison = Comparison(
         outputs=tuple((o.name, element_type(o)) for o in before.proto.graph.output),
         narrowest=narrowest_type(before),
@@ -93,7 +105,7 @@ def verify(
             + (f" ({runs.notes[0]})" if runs.notes else ""),
             "Verify where they run: with another onnxruntime, or on the models' own device.",
         )
-    notes = expected.notes + runs.notes
+    notes += expected.notes + runs.notes + condition_of(after.proto).sentences
     if runs.kernels is not None and runs.kernels < result.fused_nodes:
         missing = result.fused_nodes - runs.kernels
         notes.append(f"{missing} of {result.fused_nodes} fused nodes did not run in the library's kernels")

@@ -14,5 +14,5 @@ def outcome(report: FusionReport, *, dry_run: bool) -> str:
     """
     summary = report.summary()
     if dry_run:
-        summary = summary.replace(f"{report.task}d", f"would {report.task}", 1)
+        summary = summary.replace(f"{report.task}d", f"would {report.task}", 1).replace("repaired: ", "would repair: ")
     return summary + (f" ({report.already} fused before)" if report.already and report.task == "fuse" else "")

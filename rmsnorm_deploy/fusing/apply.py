@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.clearing import clear
+from rmsnorm_deploy.fusing.copies import make_copies
 from rmsnorm_deploy.fusing.draft import Draft
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
@@ -64,6 +65,7 @@ def apply(plan: Plan) -> Changes:
     if any(op_of(match.nodes[-1]) is not None for match in plan.matches):
         clear(plan.model)
     bodies = _supply(plan)
+    rewriter.copy_functions(plan)
     fused = tuple(
         dataclasses.replace(
             text,
@@ -71,7 +73,8 @@ def apply(plan: Plan) -> Changes:
             removed=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n in removed),
             kept=tuple(name for name, n in zip(text.removed, match.nodes, strict=True) if n not in removed),
         )
-        for text, match, norm in zip(descriptions, plan.matches, norms, strict=True)
+        for texts, match, norm in zip(descriptions, plan.matches, norms, strict=True)
+        for text in texts
     )
     return Changes(
         fused,
@@ -105,7 +108,7 @@ class _Rewriter:
         # a local function imports versions of its own
         own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
         draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
-        made = self._writer.emit(match, draft)
+        made = draft.as_declared(self._writer.emit(match, draft))
         anchor = match.nodes[-1]
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain
@@ -119,6 +122,13 @@ class _Rewriter:
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
         return made.norm
+
+    def copy_functions(self, plan: Plan) -> None:
+        """One function for each epsilon, where the calls of one give several."""
+        made, calls = make_copies(plan.model, plan.scopes, plan.copies)
+        self._touched.functions.update(made)
+        for node, _ in calls:
+            self._touched.node(node)
 
     def sort(self) -> None:
         """Bring the nodes of graphs into order in which a norm was put in front of what it reads."""

@@ -101,11 +101,13 @@ class Draft:
         dtype: ir.DataType,
         like: ir.Value | None = None,
         attributes: Attributes | None = None,
+        parameter: str = "",
     ) -> ir.Value:
-        """A standard node before or after the norm; returns its output."""
+        """A standard node; returns its output. ``parameter``: the norm's, of which an attribute holds the value."""
         output = self.value(dtype, like)
         output.name = self.unique(f"{self._name}_{name}")
-        given = [_attribute(k, v) for k, v in (attributes or {}).items()]
+        reference = self._match.references.get(parameter)
+        given = [_attribute(k, v, reference) for k, v in (attributes or {}).items()]
         node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
         self._nodes.append(node)
         return output
@@ -171,7 +173,8 @@ class Draft:
         self, domain: str, op_type: str, inputs: list[ir.Value], attributes: Attributes, outputs: list[ir.Value]
     ) -> ir.Node:
         """The node that is the norm, named after the last node that it replaces, with its history as metadata."""
-        node = ir.Node(domain, op_type, inputs, [_attribute(k, v) for k, v in attributes.items()], outputs=outputs)
+        held = [_attribute(k, v, self._match.references.get(k)) for k, v in attributes.items()]
+        node = ir.Node(domain, op_type, inputs, held, outputs=outputs)
         self._nodes.append(node)
         return self._as_norm(node)
 
@@ -198,6 +201,18 @@ class Draft:
         )
         return node
 
+    def as_declared(self, made: Emission) -> Emission:
+        """``made``, followed by a Cast where it ends in an output of the graph that is declared as another type.
+
+        Such a model is invalid: its exporter thought that the norm has x's type, where the rule gives the scale's.
+        """
+        declared = self._match.output.dtype
+        if not self._match.output.is_graph_output() or declared is None or declared == made.y.dtype:
+            return made
+        made.y.name = self.unique(f"{self._name}_own_type")
+        y = self.cast(made.y, declared, "declared")
+        return dataclasses.replace(made, nodes=tuple(self._nodes), y=y)
+
     def done(self, norm: ir.Node, y: ir.Value, total: ir.Value | None) -> Emission:
         """All that was written.
 
@@ -209,7 +224,9 @@ class Draft:
         return Emission(tuple(self._nodes), norm, y, total if self._match.sum is not None else None)
 
 
-def _attribute(name: str, value: int | float | list[int]) -> ir.Attr:
+def _attribute(name: str, value: int | float | list[int], reference: str | None = None) -> ir.Attr:
+    if reference is not None:
+        return ir.RefAttr(name, reference, ir.AttributeType.FLOAT)
     if isinstance(value, list):
         return ir.AttrInt64s(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)

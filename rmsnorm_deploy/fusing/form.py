@@ -50,11 +50,14 @@ class OutputForm(Protocol):
 
     Attributes:
         opset: the ai.onnx opset without which no norm can be written; 0 where any will do.
+        carries_references: whether it writes every parameter as an attribute of the norm, so that one may be an
+            attribute of the function around it.
         may_convert: whether onnx's version converter, which rewrites every node, may raise a model to ``opset``.
     """
 
     opset: int = 0
     may_convert: bool = False
+    carries_references: bool = False
 
     @abc.abstractmethod
     def suits(self, match: Match) -> Match | Unsuited:

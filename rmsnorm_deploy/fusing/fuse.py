@@ -12,6 +12,7 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named, writer_of
 from rmsnorm_deploy.fusing.guard import model_errors
+from rmsnorm_deploy.fusing.mending import Mended, mend
 from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport, Task
 from rmsnorm_deploy.model.load import load_proto, to_ir
@@ -85,6 +86,20 @@ def explain(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form:
         ModelError: as :func:`fuse`; so does UsageError.
     """
     return fuse(model, form=form, dry_run=True)[1]
+
+
+def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mended]:
+    """A copy of ``proto`` in which only the norms of ours are put right that it holds, and what that was.
+
+    Raises:
+        ModelError: the graph contradicts itself, or see :func:`rmsnorm_deploy.fusing.mending.mend`.
+    """
+    model = to_ir(proto)
+    before = tuple(model.graph)
+    mended = mend(model)
+    result = _own(proto, None)
+    splice(result, model, before, set(mended.touched), mended.functions, mended.bodies, mended.renamed)
+    return result, mended
 
 
 def _rewritten_ir(model: ir.Model, form: Form, dry_run: bool, task: Task) -> tuple[ir.Model, FusionReport]:

@@ -14,7 +14,7 @@ from rmsnorm_deploy.recognise.scopes import Scope
 
 def lost_norms(graphs: Iterable[Scope]) -> int:
     """How many of our nodes onnxruntime has inlined, as far as their names are still there."""
-    return inlined_norms(v.name or "" for v in _values(graphs))
+    return sum(inlined_norms(v.name or "" for v in _values([scope])) for scope in graphs)
 
 
 def free_names(graphs: Sequence[Scope], touched: Touched) -> dict[str, str]:

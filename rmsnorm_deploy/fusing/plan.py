@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.fusing.copies import Copies, copies_for, parameters_of
 from rmsnorm_deploy.fusing.form import Needs, OutputForm, Unsuited
 from rmsnorm_deploy.fusing.forms import DEFAULT, STANDARD, Form, writer_of
 from rmsnorm_deploy.fusing.mending import Mended
@@ -17,6 +19,7 @@ from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport, Task, describe
 from rmsnorm_deploy.model.graphs import AI_ONNX, opset_of
 from rmsnorm_deploy.model.opset import raised
 from rmsnorm_deploy.op import DOMAIN, version_of
+from rmsnorm_deploy.op.traces import about_inlined
 from rmsnorm_deploy.recognise.engine import candidates, facts_of, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
@@ -41,6 +44,7 @@ class Plan:
         mended: what was put right in it beforehand.
         task: what the norms are written for: "fuse" or "unfuse".
         unfused: number of our nodes that were written in standard operators beforehand.
+        copies: the local functions that become one for each epsilon that calls give.
     """
 
     model: ir.Model
@@ -56,16 +60,24 @@ class Plan:
     mended: Mended
     task: Task = "fuse"
     unfused: int = 0
+    copies: Copies = dataclasses.field(default_factory=dict)
 
     @property
     def writer(self) -> OutputForm:
         """Writes the norms."""
         return writer_of(self.form)
 
-    def described(self) -> tuple[FusedNorm, ...]:
-        """The norms as they are planned."""
+    def described(self) -> tuple[tuple[FusedNorm, ...], ...]:
+        """For each match the norms as they are planned: one, or one in each copy of the function that it stands in."""
         version = version_of(self.model.opset_imports)
-        return tuple(described(match, version) for match in self.matches)
+        roots = {scope.nodes[0].graph: scope.root for scope in self.scopes if scope.nodes} if self.copies else {}
+        found = []
+        for match in self.matches:
+            root = roots.get(match.nodes[-1].graph) if match.references else None
+            bindings = self.copies.get(root) if isinstance(root, ir.Function) else None
+            same = [match] if bindings is None else [parameters_of(match, binding) for binding in bindings]
+            found.append(tuple(described(m, version) for m in same))
+        return tuple(found)
 
     def report(self, fused: Iterable[FusedNorm] | None = None) -> FusionReport:
         """What would be done; or what was done.
@@ -77,12 +89,14 @@ class Plan:
         ours = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
         already = ours - self.unfused - sum(op_of(match.nodes[-1]) is not None for match in self.matches)
         warnings = list(self.mended.warnings)
+        if self.mended.inlined > len(self.matches) or (self.mended.inlined and not done):
+            warnings.append(about_inlined(self.mended.inlined))
         if self.opset != self.given_opset:
             mood = "was" if done else "would be"
             by = " by onnx's version converter" if self.writer.may_convert else ""
             warnings.append(f"the model's opset {mood} raised from {self.given_opset} to {self.opset}{by}")
         return FusionReport(
-            fused=self.described() if fused is None else tuple(fused),
+            fused=tuple(itertools.chain(*self.described())) if fused is None else tuple(fused),
             missed=self.missed,
             ops_before=self.ops,
             ops_after=_count_again(self.scopes) if done and self.matches else self.ops,
@@ -141,6 +155,8 @@ def planned(
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
         fitting = writer.suits(match)
+        if match.references and not writer.carries_references:
+            fitting = Unsuited("it is another norm at each call of the function that it stands in")
         if isinstance(fitting, Unsuited):
             misses.append(_unsuited(match, fitting, form))
         else:
@@ -170,6 +186,7 @@ def planned(
         ops=ops,
         mended=Mended() if mended is None else mended,
         task=task,
+        copies=copies_for(graphs, (match for match, _ in kept)),
     )
 
 

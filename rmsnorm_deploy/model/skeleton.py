@@ -85,6 +85,27 @@ def ir_without_weights(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorPr
     return copy, left
 
 
+def ir_skeleton(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as a proto whose large initializers are references to data that are not there.
+
+    Nothing is copied, and nodes need not stand in order. For a moment the model itself lacks its weights.
+    """
+    left: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    try:
+        for graph in model.graphs():
+            for name, value in graph.initializers.items():
+                tensor = value.const_value
+                if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes <= _LARGEST:
+                    continue
+                left.append((value, tensor))
+                shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
+                value.const_value = ir.ExternalTensor(_NOWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+        return ir.to_proto(model)
+    finally:
+        for value, tensor in left:
+            value.const_value = tensor
+
+
 def put_back(model: ir.Model, left: dict[str, ir.TensorProtocol]) -> int:
     """Give a model made from such a copy the tensors that were left out. Returns how many it took."""
     taken = set()

@@ -36,9 +36,11 @@ def splice(
     known = dict(zip(before, proto.graph.node, strict=True))
     outputs_before = {o for n in proto.graph.node for o in n.output}
     nodes = []
+    made: dict[str, ir.DataType | None] = {}
     for node in model.graph:
         old = known.get(node)
         if old is None or node in rewritten:
+            made.update((v.name or "", v.dtype) for v in node.outputs)
             new = ir.serde.serialize_node(node)
             if old is not None:
                 _carry_over(old, new)
@@ -48,7 +50,7 @@ def splice(
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     _initializers(proto.graph, model.graph)
-    _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs))
+    _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs), made)
     _functions(proto, model, {f.identifier() for f in functions}, bodies)
     proto.ir_version = model.ir_version
     for i in reversed(range(len(proto.opset_import))):
@@ -103,10 +105,15 @@ def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
             parameter.value = renamed.get(parameter.value, parameter.value)
 
 
-def _value_info(proto: onnx.GraphProto, gone: set[str]) -> None:
+def _value_info(proto: onnx.GraphProto, gone: set[str], made: Mapping[str, ir.DataType | None]) -> None:
+    """Take away what is said about values that are ``gone``; the type of those that are ``made`` is their node's."""
     for i in reversed(range(len(proto.value_info))):
-        if proto.value_info[i].name in gone:
+        info = proto.value_info[i]
+        if info.name in gone:
             del proto.value_info[i]
+        elif (dtype := made.get(info.name)) is not None and info.type.HasField("tensor_type"):
+            # some exporters write the type of the input where the operator's rule gives that of the scale
+            info.type.tensor_type.elem_type = int(dtype)
 
 
 def _functions(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 
-from onnx import FunctionProto, TensorProto, numpy_helper
+from onnx import AttributeProto, FunctionProto, TensorProto, numpy_helper
 
 from rmsnorm_deploy.op.body import MIN_OPSET, function_body
 from rmsnorm_deploy.op.definition import Op, attribute_names
@@ -30,15 +30,15 @@ class Spelling:
 
 
 _RELEASED = {
-    "19de503ef9e01a1ff99c": Spelling(Op.RMS_NORM, 11, 11),  # 0.1.0
-    "25844865bed412d6f246": Spelling(Op.RMS_NORM, 12, 17),
-    "a0b8ff0e18946185aa74": Spelling(Op.RMS_NORM, 18),
-    "0264f25bafc240f7a72f": Spelling(Op.ADD_RMS_NORM, 11, 11),
-    "349694b9b66051343e12": Spelling(Op.ADD_RMS_NORM, 12, 17),
-    "c04f3a47bfc60b44c347": Spelling(Op.ADD_RMS_NORM, 18),
-    "72664a3248b77c337f5d": Spelling(Op.GENERAL_RMS_NORM, 11, 11),
-    "7f75aace50c99364b82b": Spelling(Op.GENERAL_RMS_NORM, 12, 17),
-    "96a5bc66babdcd273a5e": Spelling(Op.GENERAL_RMS_NORM, 18),
+    "e161bd8627c9cb7d624d": Spelling(Op.RMS_NORM, 11, 11),  # 0.1.0
+    "ee622ea90cf12f3e18ab": Spelling(Op.RMS_NORM, 12, 17),
+    "26c36db37548ebec7381": Spelling(Op.RMS_NORM, 18),
+    "6b836ace302349f7e0b9": Spelling(Op.ADD_RMS_NORM, 11, 11),
+    "ac70ab6ae5969180880d": Spelling(Op.ADD_RMS_NORM, 12, 17),
+    "03bd85be715586c24823": Spelling(Op.ADD_RMS_NORM, 18),
+    "8c646c6bda6117cd0eba": Spelling(Op.GENERAL_RMS_NORM, 11, 11),
+    "c6983cc5211ace7ea733": Spelling(Op.GENERAL_RMS_NORM, 12, 17),
+    "c8dfd8000a13db7f5601": Spelling(Op.GENERAL_RMS_NORM, 18),
 }
 """Bodies that a release has written, by :func:`fingerprint`. A row stays for ever: so do the files."""
 _SPELLED_ANEW = ((MIN_OPSET, 11), (12, 14), (15, 17), (18, _ALWAYS))
@@ -72,24 +72,34 @@ def is_body_of(function: FunctionProto, op: Op, opset: int, version: int) -> boo
 
 
 def fingerprint(function: FunctionProto) -> str:
-    """What a function computes, as a short text: equal for functions that differ in names and texts alone."""
-    names = {name: f"in{i}" for i, name in enumerate(function.input)}
-    parts = []
+    """What a function computes, as a short text.
+
+    Equal for functions that differ in names, texts, the order of nodes, and nodes that are there twice, that nobody
+    needs or that change nothing: passes over a model do all of that to functions as well.
+    """
+    known = {name: f"in{i}" for i, name in enumerate(function.input)}
     for node in function.node:
-        inputs = [names.get(name, f"?{name}") if name else "" for name in node.input]
-        for name in node.output:
-            names[name] = f"v{len(names)}"
-        attributes = []
-        for a in sorted(node.attribute, key=lambda a: a.name):
-            if a.ref_attr_name:
-                attributes.append(f"{a.name}=@{a.ref_attr_name}")
-            elif a.HasField("t"):
-                attributes.append(f"{a.name}={_text(a.t)}")
-            else:
-                attributes.append(f"{a.name}={a.i},{a.f},{a.s!r},{list(a.ints)},{list(a.floats)},{a.type}")
-        parts.append(f"{node.domain}:{node.op_type}({','.join(inputs)}){{{';'.join(attributes)}}}{len(node.output)}")
-    outputs = [names.get(name, f"?{name}") for name in function.output]
-    return hashlib.sha256(f"{parts}{len(function.input)}{outputs}".encode()).hexdigest()[:20]
+        inputs = [known.get(name, f"?{name}") if name else "" for name in node.input]
+        domain = node.domain if node.domain not in ("", "ai.onnx") else ""
+        if (domain, node.op_type) == ("", "Identity"):
+            known[node.output[0]] = inputs[0]
+            continue
+        attributes = sorted(map(_attribute, node.attribute))
+        for i, name in enumerate(node.output):
+            known[name] = _digest(f"{domain}:{node.op_type}({inputs}){attributes}[{i}]")
+    return _digest(f"{len(function.input)}{[known.get(name, f'?{name}') for name in function.output]}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _attribute(a: AttributeProto) -> str:
+    if a.ref_attr_name:
+        return f"{a.name}=@{a.ref_attr_name}"
+    if a.HasField("t"):
+        return f"{a.name}={_text(a.t)}"
+    return f"{a.name}={a.i},{a.f},{a.s!r},{list(a.ints)},{list(a.floats)},{a.type}"
 
 
 def _text(tensor: TensorProto) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from rmsnorm_deploy.op.definition import Op
+from rmsnorm_deploy.op.versions import DOMAIN
 
 INLINED = "_inlfunc_"
 """What the names of values and nodes begin with that onnxruntime has inlined."""
@@ -17,14 +18,39 @@ _OURS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _CALL = re.compile(rf"{INLINED}(.{{0,80}}?(?:{_OURS})(?:_token_\d+)?)_")
 
 
+_PREFIXED = re.compile(rb"\x22(.)([ -~]{1,100}RMSNorm)\x2a", re.DOTALL)
+"""An operator's name in the bytes of a model, between its length and the first attribute."""
+
+
 def inlined_norms(names: Iterable[str]) -> int:
-    """How many norms of ours the bodies of which were inlined can be told from the names of a model's values."""
+    """How many norms of ours were inlined into one graph, as far as the names of its values tell."""
     return len({found.group(1) for name in names if (found := _CALL.match(name))})
 
 
-def may_hold_inlined_norms(data: bytes) -> bool:
-    """Whether the bytes of a model hold such a name, without understanding them."""
-    return _CALL_IN_BYTES.search(data) is not None
+def about_inlined(count: int) -> str:
+    """What is to be said of so many."""
+    norms = "1 norm" if count == 1 else f"about {count} norms"
+    return (
+        f"onnxruntime has inlined the function bodies of {norms} (quant_pre_process and models that it saves optimised "
+        "do so): they do not run in the library's kernels until the model is fused again"
+    )
+
+
+def about_prefixed(name: str) -> str:
+    """What is to be said of nodes that a tool has renamed, such as ``a_RMSNorm``."""
+    return (
+        f"there are nodes {DOMAIN}::{name}, a name that onnx.compose has given: they do not run in the library's "
+        "kernels until the model is fused again, which gives the name back"
+    )
+
+
+def worth_a_look(data: bytes) -> bool:
+    """Whether the bytes of a model may hold traces of either kind, without understanding them."""
+    if _CALL_IN_BYTES.search(data) is not None:
+        return True
+    ours = {op.value.encode() for op in Op}
+    found = (m.group(2) for m in _PREFIXED.finditer(data) if m.group(1)[0] == len(m.group(2)))
+    return any(name not in ours for name in found)
 
 
 _CALL_IN_BYTES = re.compile(_CALL.pattern.encode())

@@ -109,7 +109,7 @@ def scalar_constant(facts: Facts, value: ir.Value | None, beside: ir.Value) -> f
             expected="a constant number",
             found=lambda: _describe(facts, value),
         )
-    if constant.size != 1 or constant.dtype.kind in "OSUb":
+    if constant.size != 1 or constant.dtype.kind in "OSUbc":
         raise Refusal(
             f"'{value.name}' holds {constant.size} values",
             expected="one number",
@@ -141,7 +141,7 @@ def constant_factor(facts: Facts, value: ir.Value | None, beside: ir.Value, sour
 def exponent_is(facts: Facts, value: ir.Value | None, wanted: float) -> bool:
     """Whether every element of a constant exponent is exactly ``wanted``, compared in its own type."""
     constant = facts.constant(value)
-    if constant is None or constant.size == 0 or constant.dtype.kind in "OSUb" or (value and value.is_graph_input()):
+    if constant is None or constant.size == 0 or constant.dtype.kind in "OSUbc" or (value and value.is_graph_input()):
         return False
     return bool(np.all(constant == np.asarray(wanted).astype(constant.dtype))) and bool(
         np.all(constant.astype(np.float64) == wanted)
@@ -160,7 +160,7 @@ def reduction_axes(facts: Facts, node: ir.Node) -> tuple[int, ...]:
     rank = facts.rank(node.inputs[0])
     axes = given_axes(facts, node)
     if not axes:
-        if int_attribute(node, "noop_with_empty_axes", 0):
+        if int_attribute(facts, node, "noop_with_empty_axes", 0):
             raise Refusal("has no axes and noop_with_empty_axes=1: it reduces nothing", expected="at least one axis")
         if rank is None:
             raise Refusal("reduces all dimensions of a value of unknown rank", expected="a known rank")
@@ -174,7 +174,7 @@ def given_axes(facts: Facts, node: ir.Node) -> list[int]:
     Raises:
         Refusal: they are not constant.
     """
-    attribute = node.attributes.get("axes")
+    attribute = facts.attribute(node, "axes")
     if attribute is not None:
         if attribute.is_ref():
             raise Refusal("the axes are an attribute of the function that holds it", expected="constant axes")

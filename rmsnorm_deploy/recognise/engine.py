@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
-from rmsnorm_deploy.model.skeleton import ir_without_weights, without_weights
+from rmsnorm_deploy.model.skeleton import ir_skeleton, without_weights
 from rmsnorm_deploy.recognise import checks, fused_forms, grammar
+from rmsnorm_deploy.recognise.bindings import MOST_CALLS, Binding, Bindings, agreed, bindings_of, by_graph
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.inference import Inferred
@@ -43,11 +44,28 @@ def recognise(
     starts = candidates(graphs)
     if not starts:
         return [], []
-    facts = facts_of(model, proto, graphs, declared)
+    bindings = bindings_of(graphs)
+
+    def facts_with(chosen: Mapping[ir.Function, Binding]) -> Facts:
+        return _facts(model, proto, graphs, declared, by_graph(graphs, chosen))
+
+    first = {function: found[0] for function, found in bindings.items()}
+    facts = facts_with(first)
+    # the same functions with the attributes of their other calls
+    others = {
+        function: [facts_with({**first, function: binding}) for binding in found[1:MOST_CALLS]]
+        for function, found in bindings.items()
+        if len(found) > 1 and any(scope.root is function for scope, _ in starts)
+    }
     matches: list[Match] = []
     misses: list[Miss] = []
     for scope, node in starts:
-        for result in _Candidate(facts, node, scope.name).run():
+        candidate = _Candidate(facts, node, scope.name)
+        results = candidate.run()
+        if results and isinstance(scope.root, ir.Function) and scope.root in others:
+            more = [_Candidate(other, node, scope.name).run() for other in others[scope.root]]
+            results = agreed([results, *more], bindings[scope.root], candidate.site)
+        for result in results:
             if isinstance(result, Match):
                 matches.append(result)
             else:
@@ -62,18 +80,30 @@ def facts_of(
     declared: Sequence[onnx.ValueInfoProto] = (),
 ) -> Facts:
     """What is known of the values of ``model``. The arguments are those of :func:`recognise`."""
-    inferred = Inferred(model, lambda: _skeleton(model, proto, declared))
-    for scope in scopes(model) if graphs is None else graphs:
+    graphs = scopes(model) if graphs is None else graphs
+    first = {function: found[0] for function, found in bindings_of(graphs).items()}
+    return _facts(model, proto, graphs, declared, by_graph(graphs, first))
+
+
+def _facts(
+    model: ir.Model,
+    proto: onnx.ModelProto | None,
+    graphs: Sequence[Scope],
+    declared: Sequence[onnx.ValueInfoProto],
+    bound: Bindings,
+) -> Facts:
+    inferred = Inferred(model, lambda: _skeleton(model, proto, declared), bound)
+    for scope in graphs:
         if scope.holder is not None and isinstance(scope.graph, ir.Graph):
             inferred.pair(scope.graph, scope.holder, scope.attribute, scope.index)
-    return Facts(model, inferred, declared)
+    return Facts(model, inferred, declared, bound)
 
 
 def _skeleton(
     model: ir.Model, proto: onnx.ModelProto | None, declared: Sequence[onnx.ValueInfoProto]
 ) -> onnx.ModelProto:
     """``model`` as a proto without weights, with all that its file says of values."""
-    skeleton = ir.to_proto(ir_without_weights(model)[0]) if proto is None else without_weights(proto)
+    skeleton = ir_skeleton(model) if proto is None else without_weights(proto)
     skeleton.graph.value_info.extend(declared)
     return skeleton
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import folding
+from rmsnorm_deploy.recognise.bindings import Bindings
 from rmsnorm_deploy.recognise.element_types import ElementTypes
-from rmsnorm_deploy.recognise.inference import Inferred, Known, Shape, dim, read_value_info
+from rmsnorm_deploy.recognise.inference import Dim, Inferred, Known, Shape, dim, read_value_info
+from rmsnorm_deploy.recognise.match import Stage
+from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.sameness import Sameness
 from rmsnorm_deploy.recognise.sizes import Sizes
 
@@ -47,16 +50,25 @@ class Facts:
         model: the model.
         inferred: what shape inference says of it.
         declared: the value_info of the main graph, where ``model`` was made without it.
+        bindings: attributes of the local functions, for each graph of theirs.
 
     Attributes:
         sizes: what values hold that are made of Shapes.
     """
 
-    def __init__(self, model: ir.Model, inferred: Inferred, declared: Iterable[onnx.ValueInfoProto] = ()) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        inferred: Inferred,
+        declared: Iterable[onnx.ValueInfoProto] = (),
+        bindings: Bindings | None = None,
+    ) -> None:
         self._graph = model.graph
+        self._bindings = bindings or {}
         self._inferred = inferred
         self._declared = {info.name: info for info in declared}
         self._known: dict[ir.Value, Known] = {}
+        self._others: dict[ir.Value, Shape] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._expressions: dict[ir.Value, bool] = {}
         self._sameness = Sameness(self.constant, self.dtype)
@@ -69,8 +81,16 @@ class Facts:
         """Element type, or None where it is unknown."""
         if value is None:
             return None
+        if value not in self._known and value.const_value is None:
+            declared, _ = self._in_file(value)
+            if declared is not None:
+                return declared  # what the shape may need is not asked for
         stated = self._of(value)[0]
         return self._types.of(value) if stated is None else stated
+
+    def correct(self, value: ir.Value, dtype: ir.DataType) -> None:
+        """Take note that the element type of a value is another one than the file says."""
+        self._known[value] = dtype, self._of(value)[1]
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Dimensions, or None where even the rank is unknown."""
@@ -95,8 +115,25 @@ class Facts:
         if declared is None or inferred is None or len(declared) != len(inferred):
             return dtype, declared if declared is not None else inferred
         # each of the two may know a dimension that the other does not
-        pairs = zip(declared, inferred, strict=True)
-        return dtype, tuple(i if d is None or (isinstance(i, int) and isinstance(d, str)) else d for d, i in pairs)
+        pairs = [self._known_dim(d, i) for d, i in zip(declared, inferred, strict=True)]
+        shape, other = (tuple(pair[k] for pair in pairs) for k in (0, 1))
+        if other != shape:
+            self._others[value] = other
+        return dtype, shape
+
+    def _known_dim(self, declared: Dim, inferred: Dim) -> tuple[Dim, Dim]:
+        """What is known of a dimension, and the other name that it has.
+
+        A tool that ran before may have made up a name (``unk__0``) where more can be proven, so that two names are no
+        proof of a difference.
+        """
+        if isinstance(declared, int) or inferred is None:
+            return declared, declared
+        if declared is None or isinstance(inferred, int):
+            return inferred, inferred
+        if declared in self._inferred.symbols:
+            return declared, declared
+        return (inferred, inferred) if inferred in self._inferred.symbols else (declared, inferred)
 
     def _in_file(self, value: ir.Value) -> Known:
         if self._declared and value.name in self._declared:
@@ -111,12 +148,21 @@ class Facts:
         shape = self.shape(value)
         return None if shape is None else len(shape)
 
+    def shapes(self, value: ir.Value) -> tuple[Shape, ...]:
+        """The dimensions under every set of names that they have; none where even the rank is unknown."""
+        shape = self.shape(value)
+        if shape is None:
+            return ()
+        other = self._others.get(value)
+        return (shape,) if other is None else (shape, other)
+
     def same_shape(self, a: ir.Value | None, b: ir.Value | None) -> bool:
         """Whether both shapes are known and equal, dimension by dimension."""
         if a is b:
             return True
-        left, right = self.shape(a), self.shape(b)
-        return left is not None and left == right and None not in left
+        if a is None or b is None or self.rank(a) is None or self.rank(a) != self.rank(b):
+            return False
+        return all(equal_dims(x, y) for x, y in self._pairs(a, b))
 
     def broadcasts_into(self, small: ir.Value, large: ir.Value) -> bool:
         """Whether ``small`` provably broadcasts into ``large`` without enlarging it."""
@@ -128,7 +174,12 @@ class Facts:
         if len(inner) > len(outer):
             return False
         # rank 0 and 1 with one element broadcast into anything; so does a dimension of 1
-        return all(d == 1 or (d is not None and d == o) for d, o in zip(inner[::-1], outer[::-1], strict=False))
+        return all(1 in x or equal_dims(x, y) for x, y in self._pairs(small, large))
+
+    def _pairs(self, a: ir.Value, b: ir.Value) -> Iterator[tuple[tuple[Dim, ...], tuple[Dim, ...]]]:
+        """The names of the dimensions that two values meet at, from the last one on."""
+        left, right = (zip(*(shape[::-1] for shape in self.shapes(v)), strict=True) for v in (a, b))
+        return zip(left, right, strict=False)
 
     # -- constants ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +199,7 @@ class Facts:
     def scalar(self, value: ir.Value | None) -> float | None:
         """A constant with one element, as a Python float; None for anything else."""
         found = self.constant(value)
-        if found is None or found.size != 1 or found.dtype.kind in "OSUb":
+        if found is None or found.size != 1 or found.dtype.kind in "OSUbc":
             return None
         return float(found.reshape(-1)[0])
 
@@ -185,7 +236,7 @@ class Facts:
         if node is None or node.domain not in AI_ONNX or node.graph is None:
             return None
         if node.op_type == "Constant":
-            return folding.constant_node(node, _small)
+            return folding.constant_node(self._attributes(node), _small)
         arrays = []
         for i, argument in enumerate(node.inputs):
             if node.op_type == "CastLike" and i == 1:
@@ -195,15 +246,31 @@ class Facts:
                 return None
             arrays.append(folded)
         like = self.dtype(node.inputs[1]) if node.op_type == "CastLike" else None
-        result = folding.fold(folding.Operands(node, arrays, like))
+        result = folding.fold(folding.Operands(node.op_type, self._attributes(node), arrays, like))
         return None if result is None or result.size > _MAX_CONSTANT else result
+
+    def attribute(self, node: ir.Node, name: str) -> ir.Attr | None:
+        """An attribute of a node, or None; of a node in a function the one that its calls give.
+
+        It is a reference where calls give different ones, or where nobody knows what they give.
+        """
+        attribute = node.attributes.get(name)
+        if attribute is None or not attribute.is_ref() or not self._bindings:
+            return attribute
+        return self._bindings.get(node.graph, {}).get(attribute.ref_attr_name or "", attribute)
+
+    def _attributes(self, node: ir.Node) -> Mapping[str, ir.Attr]:
+        if not self._bindings or not any(a.is_ref() for a in node.attributes.values()):
+            return node.attributes
+        return {name: self.attribute(node, name) or a for name, a in node.attributes.items()}
 
     # -- sizes and equal values ---------------------------------------------------------------------------------------
 
     def has_shape_of(self, shape_value: ir.Value | None, target: ir.Value) -> bool:
         """Whether the shape held by ``shape_value`` broadcasts into ``target``'s, so that an Expand changes nothing."""
         node = None if shape_value is None else shape_value.producer()
-        if is_op(node, "Shape") and node is not None and not node.attributes and self.same(node.inputs[0], target):
+        source = node.inputs[0] if is_op(node, "Shape") and node is not None and not node.attributes else None
+        if source is not None and (self.same(source, target) or self.broadcasts_into(source, target)):
             return True
         sizes, rank = self.sizes.elements(shape_value), self.rank(target)
         if sizes is None or (rank is None and sizes) or len(sizes) > (rank or 0):
@@ -263,11 +330,24 @@ def _origin(value: ir.Value) -> ir.Value:
     return value
 
 
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default where the node does not carry it."""
-    attribute = node.attributes.get(name)
-    if attribute is None or attribute.is_ref():
+def equal_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    """Whether a dimension with the names ``a`` is provably the one with the names ``b``."""
+    return any(d is not None and d in b for d in a)
+
+
+def int_attribute(facts: Facts, node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or its default where the node does not carry it.
+
+    Raises:
+        Refusal: it is an attribute of the function that the node stands in, and calls give different ones.
+    """
+    attribute = facts.attribute(node, name)
+    if attribute is None:
         return default
+    if attribute.is_ref():
+        refusal = Refusal(f"{name} is an attribute of the function that holds it", expected=f"a constant {name}")
+        refusal.stage = Stage.SQUARE
+        raise refusal
     return int(attribute.value)
 
 

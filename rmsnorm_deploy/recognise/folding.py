@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,26 +19,27 @@ MOST_ELEMENTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """One node and the arrays that its inputs hold; ``like`` is the type that CastLike casts to."""
+    """An operator, its attributes and the arrays that its inputs hold; ``like`` is the type that CastLike casts to."""
 
-    node: ir.Node
+    op_type: str
+    attributes: Mapping[str, ir.Attr]
     arrays: list[Array]
     like: ir.DataType | None = None
 
     def integer(self, name: str, default: int) -> int:
         """An integer attribute of the node."""
-        attribute = self.node.attributes.get(name)
+        attribute = self.attributes.get(name)
         return default if attribute is None or attribute.is_ref() else int(attribute.value)
 
     def axes(self) -> tuple[int, ...]:
         """The node's axes, from its second input or its attribute."""
-        given = self.arrays[1] if len(self.arrays) > 1 else self.node.attributes["axes"].value
+        given = self.arrays[1] if len(self.arrays) > 1 else self.attributes["axes"].value
         return tuple(int(a) for a in np.reshape(given, -1))
 
 
 def fold(operands: Operands) -> Array | None:
     """What the node computes from constants; None for operators that parameters of norms are not made of."""
-    evaluate = _FOLD.get(operands.node.op_type)
+    evaluate = _FOLD.get(operands.op_type)
     if evaluate is None:
         return None
     try:
@@ -48,9 +49,16 @@ def fold(operands: Operands) -> Array | None:
         return None
 
 
-def constant_node(node: ir.Node, small: Callable[[ir.TensorProtocol], Array | None]) -> Array | None:
-    """The value of a Constant node; ``small`` reads a tensor, or gives None for one that is too large."""
-    for name, attribute in node.attributes.items():
+def constant_node(
+    attributes: Mapping[str, ir.Attr], small: Callable[[ir.TensorProtocol], Array | None]
+) -> Array | None:
+    """The value of a Constant node with these attributes.
+
+    Args:
+        attributes: its attributes.
+        small: reads a tensor, or gives None for one that is too large.
+    """
+    for name, attribute in attributes.items():
         if attribute.is_ref():
             return None
         if name == "value":
@@ -63,7 +71,7 @@ def constant_node(node: ir.Node, small: Callable[[ir.TensorProtocol], Array | No
 
 
 def _cast(o: Operands) -> Array | None:
-    to = o.node.attributes["to"]
+    to = o.attributes["to"]
     return None if to.is_ref() else o.arrays[0].astype(ir.DataType(int(to.value)).numpy())
 
 
@@ -88,7 +96,7 @@ def _expand(o: Operands) -> Array | None:
 
 def _of_shape(o: Operands) -> Array | None:
     shape = [int(d) for d in o.arrays[0]]
-    fill = o.node.attributes.get("value")
+    fill = o.attributes.get("value")
     if math.prod(shape) > MOST_ELEMENTS or (fill is not None and fill.is_ref()):
         return None
     number = np.zeros(1, np.float32) if fill is None else fill.value.numpy()

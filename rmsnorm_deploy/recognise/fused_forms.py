@@ -42,8 +42,8 @@ def open_fused(facts: Facts, site: Site, node: ir.Node) -> State | Match | Miss 
     return None
 
 
-def _epsilon(node: ir.Node, default: float) -> float:
-    attribute = node.attributes.get("epsilon")
+def _epsilon(facts: Facts, node: ir.Node, default: float) -> float:
+    attribute = facts.attribute(node, "epsilon")
     if attribute is None:
         return default
     if attribute.is_ref():
@@ -67,7 +67,7 @@ def _types(facts: Facts, node: ir.Node, scale: ir.Value | None) -> tuple[ir.Data
 
 
 def _axes(facts: Facts, node: ir.Node, x: ir.Value) -> tuple[int, ...]:
-    axis, rank = int_attribute(node, "axis", -1), facts.rank(x)
+    axis, rank = int_attribute(facts, node, "axis", -1), facts.rank(x)
     if rank is not None and not -rank <= axis < rank:
         raise Refusal(
             f"axis {axis} is outside the rank of its input", expected="an axis of x", found=f"an x of rank {rank}"
@@ -95,7 +95,7 @@ def _is_all_ones(facts: Facts, scale: ir.Value, x: ir.Value) -> bool:
     node = checks.strip(facts, scale).producer()
     if not is_op(node, "ConstantOfShape") or node is None or not facts.has_shape_of(node.inputs[0], x):
         return False
-    fill = node.attributes.get("value")
+    fill = facts.attribute(node, "value")
     return fill is not None and not fill.is_ref() and bool((fill.value.numpy() == 1).all())
 
 
@@ -111,7 +111,7 @@ def _plain(facts: Facts, node: ir.Node) -> State:
         raise Refusal("has no scale")
     _no_other_outputs(node, (0,))
     x_type, scale_type = _types(facts, node, scale)
-    if int_attribute(node, "stash_type", 1) != 1:
+    if int_attribute(facts, node, "stash_type", 1) != 1:
         raise Refusal("has a stash_type other than float", expected="stash_type = 1")
     axes = _axes(facts, node, x)
     if _is_all_ones(facts, scale, x):
@@ -134,7 +134,7 @@ def _plain(facts: Facts, node: ir.Node) -> State:
         value=node.outputs[0],
         source=Source(x, x, axes, None),
         power=-1,
-        attributes={"epsilon": _epsilon(node, _STANDARD[node.op_type])},
+        attributes={"epsilon": _epsilon(facts, node, _STANDARD[node.op_type])},
         statistics=(wide,),
         x=x,
         scale=scale,
@@ -160,7 +160,9 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
             f"its scale is of type {scale_dtype.name}", expected=f"{x_type.name} or FLOAT", found=scale_dtype.name
         )
     total = node.outputs[3] if len(node.outputs) > 3 else None
-    parameters = NormParameters(op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(node, _RESIDUAL_EPSILON))
+    parameters = NormParameters(
+        op=Op.RMS_NORM, output_type=int(x_type), epsilon=_epsilon(facts, node, _RESIDUAL_EPSILON)
+    )
     shape = facts.shape(x)
     plain = Match(
         site=site,

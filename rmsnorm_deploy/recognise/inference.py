@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, MutableSequence
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.model.graphs import graphs_of, subgraphs
+from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
+from rmsnorm_deploy.recognise.bindings import Bindings, bind
 
 Dim = int | str | None
 """A dimension: its size, the symbol it is known by, or None."""
@@ -33,16 +34,24 @@ class Inferred:
     Args:
         model: the model.
         skeleton: makes the same model as a proto, without weights; it becomes this object's to change.
+        bindings: attributes of the local functions, for each graph of theirs.
+
+    Attributes:
+        symbols: the names of dimensions that inputs have. All others were made up by tools, or by inference.
     """
 
-    def __init__(self, model: ir.Model, skeleton: Callable[[], onnx.ModelProto]) -> None:
+    def __init__(
+        self, model: ir.Model, skeleton: Callable[[], onnx.ModelProto], bindings: Bindings | None = None
+    ) -> None:
         self._model = model
+        self._bindings = bindings or {}
         self._skeleton = skeleton
         self._pairs: list[tuple[ir.Graph, ir.Node, str, int]] = []
         self._same: dict[str, str] = {}
         self._protos: dict[ir.Graph, onnx.GraphProto] = {}
         self._known: dict[ir.Graph, dict[str, onnx.ValueInfoProto]] = {}
         self._ready = False
+        self.symbols: frozenset[str] = frozenset()
 
     def pair(self, graph: ir.Graph, holder: ir.Node, attribute: str, index: int) -> None:
         """Make a subgraph known: the one that ``holder`` carries as ``attribute`` (number ``index`` of a list)."""
@@ -57,6 +66,7 @@ class Inferred:
     def _run(self) -> None:
         self._ready = True
         skeleton = self._skeleton()
+        self.symbols = _without_made_up_names(skeleton)
         _stand_in(skeleton.graph, self._same)
         for part in (*skeleton.functions, *list(graphs_of(skeleton))):
             _stand_in_for_ours(part.node)
@@ -91,7 +101,11 @@ class Inferred:
             proto = self._protos[graph]
             known = self._known[graph] = {v.name: v for v in (*proto.value_info, *proto.input, *proto.output)}
         name = value.name or ""
-        return read_value_info(known.get(name) or known.get(self._same.get(name, "")))
+        dtype, shape = read_value_info(known.get(name) or known.get(self._same.get(name, "")))
+        if shape is None:
+            return dtype, None
+        # a name of this inference's own must not be taken for one that the file has
+        return dtype, tuple(f"~{d}" if isinstance(d, str) and d not in self.symbols else d for d in shape)
 
     def _functions(self, model: ir.Model, proto: onnx.ModelProto) -> None:
         """Types inside local functions, from their call sites, dimension by dimension where all of these agree."""
@@ -120,6 +134,7 @@ class Inferred:
         self, function: ir.Function, body: onnx.FunctionProto, inputs: list[Known | None], model: onnx.ModelProto
     ) -> None:
         graph = onnx.GraphProto(name=body.name, node=body.node)
+        bind(graph, self._bindings.get(function.graph, {}))
         graph.output.extend(onnx.ValueInfoProto(name=n) for n in body.output)
         graph.input.extend(_value_info(n, *(known or _NOTHING)) for n, known in zip(body.input, inputs, strict=True))
         inferred = _infer(
@@ -144,6 +159,30 @@ class Inferred:
             shape = tuple(dim(d) for d in value.shape) if value.shape is not None else shape
             common = (dtype, shape) if common is None else _merge(common, (dtype, shape))
         return common
+
+
+def _without_made_up_names(model: onnx.ModelProto) -> frozenset[str]:
+    """Take from values the names of dimensions that no input has, so that inference finds out what it can prove.
+
+    Returns:
+        The names that inputs have.
+    """
+    graphs = list(graphs_of(model.graph))
+    kept = {d.dim_param for g in graphs for v in g.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    named = []
+    for graph in graphs:
+        # what onnx knows nothing of keeps its names: nothing could be found out
+        opaque = {name for node in graph.node if node.domain not in AI_ONNX for name in node.output}
+        for value in (*graph.value_info, *graph.output):
+            dims = [d for d in value.type.tensor_type.shape.dim if d.dim_param]
+            if value.name in opaque:
+                kept.update(d.dim_param for d in dims)
+            else:
+                named += dims
+    for d in named:
+        if d.dim_param not in kept:
+            d.ClearField("dim_param")
+    return frozenset(kept)
 
 
 def read_value_info(info: onnx.ValueInfoProto | None) -> Known:

@@ -20,7 +20,7 @@ def leading_part(facts: Facts, base: ir.Value, axes: tuple[int, ...]) -> tuple[i
         return axis == axes[0] or (rank is not None and axis % rank == axes[0] % rank)
 
     if is_op(node, "Split"):
-        if base is not node.outputs[0] or not at_axis(int_attribute(node, "axis", 0)):
+        if base is not node.outputs[0] or not at_axis(int_attribute(facts, node, "axis", 0)):
             return None
         shape = facts.shape(base)
         length = None if shape is None else shape[axes[0]]

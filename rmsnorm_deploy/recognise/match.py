@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -95,6 +96,8 @@ class Match:
         same: values of the chain that nothing but noise separates from ``output``.
         general_because: why a plain norm has the operator GeneralRMSNorm; empty otherwise.
         notes: what a user should know about this site, one sentence each.
+        references: parameters that are attributes of the function that the norm stands in, by name: every call gives
+            its own number, and ``parameters`` has that of the first one.
         plain: the same norm with the addition in front of it left to a node of its own; None where it takes in none.
     """
 
@@ -119,4 +122,5 @@ class Match:
     same: tuple[ir.Value, ...] = ()
     general_because: str = ""
     notes: tuple[str, ...] = ()
+    references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     plain: Match | None = None

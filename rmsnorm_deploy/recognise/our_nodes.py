@@ -77,8 +77,9 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         return refused(f"{found}, and {op.value} has {len(op.inputs)}: {', '.join(op.inputs)}")
     if not node.outputs or len(node.outputs) > len(op.outputs):
         return refused(f"it has {len(node.outputs)} outputs, and {op.value} has {len(op.outputs)}")
-    if references := [a.name for a in node.attributes.values() if a.is_ref()]:
-        return refused(f"{', '.join(references)} is an attribute of the function that holds it")
+    stated = {name: facts.attribute(node, name) for name in node.attributes}
+    if unknown := [name for name, a in stated.items() if a is None or a.is_ref()]:
+        return refused(f"{', '.join(unknown)} is an attribute of the function that holds it, and no call gives it")
     x, scale = given["X"], given["scale"]
     assert x is not None
     assert scale is not None
@@ -86,7 +87,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     if x_type is not None and int(x_type) not in FLOAT_TYPES:
         return refused(f"X is of type {x_type.name}")
     try:
-        values = {a.name: a.value for a in node.attributes.values()}
+        values = {name: a.value for name, a in stated.items() if a is not None}
         meant = following(values, None if x_type is None else int(x_type))
         parameters = NormParameters.from_attributes(
             op, meant, version=version_of(imports, values), x_type=None if x_type is None else int(x_type)
@@ -110,6 +111,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         rank=None if shape is None else len(shape),
         nodes=(node,),
         spelling=op.value,
+        references={a.name: a.ref_attr_name for a in node.attributes.values() if a.is_ref() and a.ref_attr_name},
     )
     if op is not Op.ADD_RMS_NORM:
         return match

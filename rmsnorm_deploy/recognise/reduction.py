@@ -173,15 +173,15 @@ def _reduced(facts: Facts, node: ir.Node, square: Square, path: tuple[str, ...])
     except Refusal as refusal:
         refusal.stage = Stage.SQUARE
         raise
-    return Reduced(square, axes, bool(int_attribute(node, "keepdims", 1)), path)
+    return Reduced(square, axes, bool(int_attribute(facts, node, "keepdims", 1)), path)
 
 
 def divides_by_norm(facts: Facts, node: ir.Node, value: ir.Value) -> Reduced:
     """LpNormalization: x divided by its norm."""
-    p = int_attribute(node, "p", 2)
+    p = int_attribute(facts, node, "p", 2)
     if p != 2:
         raise Refusal("divides by a norm other than L2", expected="p = 2", found=f"p = {p}")
-    axes = checks.canonical_axes([int_attribute(node, "axis", -1)], facts.rank(value))
+    axes = checks.canonical_axes([int_attribute(facts, node, "axis", -1)], facts.rank(value))
     return Reduced(Square(value, (), node.op_type), axes, True, (node.op_type,))
 
 

@@ -26,7 +26,7 @@ def kept_rounding(facts: Facts, state: State, out_type: ir.DataType) -> tuple[ir
     if types[0] in SIXTEEN_BIT and not coarse and [power for _, power in casts] == [-1]:
         # DeepSeek-V4 and timm ask for this one rounding; without it one element in five would have other bits
         raise Refusal(
-            f"the inverse of the RMS is rounded to {types[0].name} on purpose: nothing before it is",
+            f"rounds the inverse of the RMS to {types[0].name} and nothing before it: the operator lacks that order",
             expected="a product with the inverse as it was computed",
             found=f"a Cast to {casts[0][0].name} in front of the product",
         )

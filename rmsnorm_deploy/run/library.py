@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.run.binary import unloadable
 
 LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
 """Environment variable that names a library file to use in place of the installed one."""
@@ -68,14 +69,37 @@ def library_path(*, override: bool = False) -> Path:
     )
 
 
+def opened(library: Path, *, override: bool = False) -> ctypes.CDLL:
+    """A library file of this project, loaded.
+
+    Args:
+        library: its path.
+        override: whether it has to be the one that replaces onnxruntime's own operators.
+
+    Raises:
+        MissingEnvironment: the file is cut off, is for another machine, or is no such library.
+    """
+    hint = f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} is set, unset it or name a built {_library_name()}"
+    if problem := unloadable(library):
+        raise MissingEnvironment(f"the library {library} {problem}", hint)
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise MissingEnvironment(f"the library {library} cannot be loaded: {error}", hint) from error
+    # the two take the same calls, and only the one with our own operators exports the kernels
+    if not hasattr(loaded, "RegisterCustomOps") or hasattr(loaded, "rmsnorm_deploy_cpu_isa_at") == override:
+        raise MissingEnvironment(f"{library} is another library than {_library_name(override=override)}", hint)
+    return loaded
+
+
 def instruction_sets(library: Path) -> tuple[str, ...]:
     """The instruction sets that a library file has kernels for and this machine can run, best first.
 
     Empty for a file that is not such a library.
     """
     try:
-        at = ctypes.CDLL(str(library)).rmsnorm_deploy_cpu_isa_at
-    except (OSError, AttributeError):
+        at = opened(library).rmsnorm_deploy_cpu_isa_at
+    except MissingEnvironment:
         return ()
     at.restype = ctypes.c_char_p
     found, usable, index = [], ctypes.c_int(), 0
@@ -93,8 +117,8 @@ def cuda_architectures(library: Path) -> tuple[str, ...]:
     that was built without CUDA, and for a file that is not such a library.
     """
     try:
-        function = ctypes.CDLL(str(library)).rmsnorm_deploy_cuda_architectures
-    except (OSError, AttributeError):
+        function = opened(library).rmsnorm_deploy_cuda_architectures
+    except (MissingEnvironment, AttributeError):
         return ()
     function.restype = ctypes.c_char_p
     return tuple((function() or b"").decode().split())

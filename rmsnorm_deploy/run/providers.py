@@ -62,3 +62,5 @@ SERVED: dict[str, Provider] = {p.name: p for p in (CPU, CUDA, CUDA_PLUGIN)}
 """Providers with kernels, by name. On any other, fused norms run by their function bodies."""
 GPU = tuple(p for p in SERVED.values() if p is not CPU)
 """Those whose tensors are not in the host's memory: a CPU kernel would draw the norms' data to the host and back."""
+IDLE = frozenset({"AzureExecutionProvider"})
+"""Providers that run no operators of a model."""

@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto
 
 from rmsnorm_deploy.run.inputs import Array, Feeds
 from rmsnorm_deploy.run.ort import onnxruntime
+from rmsnorm_deploy.run.registering import register
 from rmsnorm_deploy.run.runnable import Runnable
-from rmsnorm_deploy.run.session import register
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 

@@ -3,91 +3,22 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, first_line
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+from rmsnorm_deploy.model.external import external_tensors
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.run.library import library_path
+from rmsnorm_deploy.run.imports import imported_domains, with_import
 from rmsnorm_deploy.run.ort import onnxruntime
-from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, SERVED, Provider
+from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
+from rmsnorm_deploy.run.registering import REPLACED, has_entry, is_registered, path_of, register, register_in, replaces
+from rmsnorm_deploy.run.traces import traces_in
 
-_REGISTERED = "rmsnorm_deploy.library"
-"""Session configuration key under which options remember that they have the library, and from where."""
-_OVERRIDDEN = "rmsnorm_deploy.override"
-"""The same for the library that replaces onnxruntime's own operators."""
 _RECORD = "session.record_ep_graph_assignment_info"
 """onnxruntime's key for keeping note of which provider got which node; releases before 1.24 ignore it."""
-_ONE_AT_A_TIME = threading.Lock()  # two threads that register on one options object would both find it unmarked
-
-
-def _has(session_options: Any, key: str) -> bool:
-    try:
-        return bool(session_options.get_session_config_entry(key))
-    except RuntimeError:  # onnxruntime's way to say that there is no such entry
-        return False
-
-
-def is_registered(session_options: Any, *, override_builtin: bool = False) -> bool:
-    """Whether :func:`register` has been called on these session options, with ``override_builtin`` if that is given."""
-    return _has(session_options, _REGISTERED) and (not override_builtin or _has(session_options, _OVERRIDDEN))
-
-
-def _add_library(session_options: Any, key: str, path: Path, hint: str) -> None:
-    try:
-        session_options.register_custom_ops_library(str(path))
-    except Exception as error:  # onnxruntime's exceptions share no base of their own
-        raise MissingEnvironment(f"onnxruntime does not take the library {path}: {error}", hint) from error
-    session_options.add_session_config_entry(key, str(path))
-
-
-def register(session_options: Any, *, override_builtin: bool = False) -> None:
-    """Register the native library on session options; sessions made from them run our CPU kernels.
-
-    A second call on the same options does nothing: the first leaves a mark in their configuration entries.
-
-    For sessions on the CPU, and on the CUDA provider where the library was built with CUDA (``rmsnorm-deploy doctor``
-    says so). Elsewhere a CPU kernel would make onnxruntime copy the node's data to the host and back; there, leave the
-    library out, and the function bodies in the model run. :func:`session` decides that by itself.
-
-    With ``override_builtin``, models that hold onnxruntime's own fused norms run our kernels as they are:
-    ``SimplifiedLayerNormalization``, ``RMSNormalization`` and ``com.microsoft.SkipSimplifiedLayerNormalization``,
-    whether they stand in the file or onnxruntime's optimizer makes them. A second library then replaces these
-    operators for the session, schemas included; it takes every type and every optional input and output that the
-    built-in kernels take, and computes the same, within a unit in the last place. Messages about these nodes are ours,
-    a negative or infinite epsilon is refused, and a tensor may have at most 16 dimensions.
-
-    Args:
-        session_options: an ``onnxruntime.SessionOptions``; changed.
-        override_builtin: also replace onnxruntime's own operators. Without it none of them is touched.
-
-    Raises:
-        MissingEnvironment: onnxruntime or the library is missing, or they do not go together: onnxruntime is too old,
-            or RMSNORM_DEPLOY_ISA names an instruction set that this machine lacks.
-    """
-    onnxruntime()
-    lacks = "the sentence above says what it lacks"
-    with _ONE_AT_A_TIME:
-        if not _has(session_options, _REGISTERED):
-            hint = f"{lacks}; without the library, fused models run by their function bodies"
-            _add_library(session_options, _REGISTERED, library_path(), hint)
-        if override_builtin and not _has(session_options, _OVERRIDDEN):
-            hint = f"{lacks}; without override_builtin, onnxruntime runs its own kernels"
-            _add_library(session_options, _OVERRIDDEN, library_path(override=True), hint)
-
-
-def library_problem() -> str:
-    """Why the library of kernels cannot be used here; empty where it can."""
-    try:
-        register(onnxruntime().SessionOptions())
-    except RmsNormDeployError as error:
-        return error.message
-    except Exception as error:  # onnxruntime raises its own types for a library that does not load
-        return first_line(error)
-    return ""
 
 
 def _loadable(model: Any) -> str | bytes:
@@ -118,24 +49,19 @@ def _loadable(model: Any) -> str | bytes:
         ) from error
 
 
-def _path_of(session_options: Any) -> Path:
-    """The library that is, or would be, registered on session options."""
-    if _has(session_options, _REGISTERED):
-        return Path(session_options.get_session_config_entry(_REGISTERED))
-    return library_path()
+def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin: bool) -> list[str]:
+    """Register the library for a session on a GPU, or leave it out.
 
-
-def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin: bool) -> None:
-    """Register the library for a session on a GPU, or leave it out and say so.
+    Returns:
+        What is left out, and why, in sentences.
 
     Raises:
         UsageError: the options already hold a library whose kernels would draw the norms to the host.
     """
     try:
-        path = _path_of(options)
+        path = path_of(options)
     except MissingEnvironment as error:
-        warnings.warn(f"{error.message}; on {where} fused norms run by their function bodies", stacklevel=3)
-        return
+        return [f"{error.message}; on {where} fused norms run by their function bodies"]
     reason = gpu.lacks_kernels(path)
     if reason and is_registered(options):
         raise UsageError(
@@ -144,13 +70,11 @@ def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin:
             "pass options without it: then the norms stay on the GPU, by their function bodies; or build it with nvcc",
         )
     if reason:
-        warnings.warn(f"the library {path} {reason}; on {where} fused norms run by their function bodies", stacklevel=3)
-        return
-    if override_builtin:
-        warnings.warn(f"on {where} onnxruntime's own fused norms keep onnxruntime's kernels", stacklevel=3)
+        return [f"the library {path} {reason}; on {where} fused norms run by their function bodies"]
     register(options)
-    if not _has(options, _RECORD):
+    if not has_entry(options, _RECORD):
         options.add_session_config_entry(_RECORD, "1")
+    return [f"on {where} onnxruntime's own fused norms keep onnxruntime's kernels"] if override_builtin else []
 
 
 def _refuse_norms_on_the_host(session: Any) -> None:
@@ -197,7 +121,8 @@ def session(
       stay on the GPU by their function bodies, and a ``UserWarning`` says so.
     * With any other provider the library is left out likewise, since that would draw the norms to the host.
 
-    Where this onnxruntime has no CUDA provider, it warns by itself and runs everything on the CPU; so do the norms.
+    What counts is what the session has in the end. Where onnxruntime has no such provider, or one does not start on
+    this machine, the session is opened for those that are left, and a warning, onnxruntime's or ours, says so.
 
     Args:
         model: a path, serialized bytes, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. One with weights in other files
@@ -209,7 +134,8 @@ def session(
         provider_options: options of each of ``providers``, as for ``onnxruntime.InferenceSession``, which does not look
             at them without ``providers``.
         session_options: the same as ``sess_options``.
-        override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`; on the CPU only.
+        override_builtin: also run our kernels for onnxruntime's own fused norms, see :func:`register`; on the CPU only,
+            and in the domains that the model imports.
         **kwargs: handed on to ``onnxruntime.InferenceSession``.
 
     Returns:
@@ -218,7 +144,8 @@ def session(
     Raises:
         MissingEnvironment: see :func:`register`; or a norm of a session on the GPU was given to the CPU.
         UsageError: the model is not of such a type, or cannot be handed over in memory; or the options hold a library
-            without CUDA kernels, for a session on the GPU; or both ``sess_options`` and ``session_options`` are given.
+            without CUDA kernels, for a session on the GPU; or they replace operators in a domain that the model would
+            have to import; or both ``sess_options`` and ``session_options`` are given.
     """
     if sess_options is not None and session_options is not None:
         raise UsageError("both sess_options and session_options are given", "Give sess_options alone.")
@@ -230,32 +157,96 @@ def session(
     chosen: list[Any] | None = [providers] if isinstance(providers, str) else list(providers or [CPU.name])
     if providers is None and getattr(options, "has_providers", bool)():
         chosen = None  # onnxruntime does not tell which they are
-    if providers is not None and provider_options is not None:
-        kwargs["provider_options"] = provider_options
+    of_each = {} if providers is None or provider_options is None else {"provider_options": provider_options}
     names = [provider if isinstance(provider, str) else provider[0] for provider in chosen or []]
-    others = sorted(set(names) - set(SERVED))
-    on_gpu = [SERVED[name] for name in names if name in SERVED and name != CPU.name]
-    here = next((p for p in on_gpu if p.name in ort.get_available_providers()), None)
+    available = [name for name in names if name in ort.get_available_providers() and name not in IDLE]
+    others = sorted(set(available) - set(SERVED))
+    on_gpu = next((SERVED[name] for name in available if name in SERVED and name != CPU.name), None)
+    left_out: list[str] = []
     if others:
         if not is_registered(options, override_builtin=override_builtin):
-            warnings.warn(
+            left_out = [
                 f"rmsnorm_deploy's library has no kernels for {', '.join(others)} and is not registered; fused norms "
-                "run by their function bodies",
-                stacklevel=2,
-            )
+                "run by their function bodies"
+            ]
     elif chosen is None:
-        _choose_on_gpu(options, CUDA, "the devices of the session options", override_builtin=override_builtin)
-    elif here is not None:
-        _choose_on_gpu(options, here, here.name, override_builtin=override_builtin)
+        where = "the devices of the session options"
+        left_out = _choose_on_gpu(options, CUDA, where, override_builtin=override_builtin)
+    elif on_gpu is not None:
+        left_out = _choose_on_gpu(options, on_gpu, on_gpu.name, override_builtin=override_builtin)
     else:
-        register(options, override_builtin=override_builtin)
-    opened = ort.InferenceSession(loadable, sess_options=options, providers=chosen, **kwargs)
-    if not others and is_registered(options) and _has(options, _RECORD):
-        if any(name != CPU.name for name in opened.get_providers()):
-            _refuse_norms_on_the_host(opened)
-        elif on_gpu:
-            warnings.warn(
-                f"onnxruntime did not start {on_gpu[0].name}; the whole model runs on the CPU, the fused norms too",
-                stacklevel=2,
+        register_in(options, _replaced(loadable) if override_builtin else ())
+    if is_registered(options):
+        for sentence in traces_in(loadable):
+            warnings.warn(sentence, stacklevel=2)
+
+    opened = _open(ort, loadable, options, chosen, {**of_each, **kwargs})
+    asleep = [name for name in available if name not in opened.get_providers()]
+    if left_out and asleep:
+        rest = [i for i, name in enumerate(names) if name in available and name not in asleep]
+        try:
+            again = session(
+                model,
+                options,
+                [chosen[i] for i in rest] if chosen and rest else [CPU.name],
+                [provider_options[i] for i in rest] if of_each and provider_options and rest else None,
+                override_builtin=override_builtin,
+                **kwargs,
             )
+        except MissingEnvironment:
+            pass  # it is the library that is missing
+        else:
+            _warn_of(asleep, again)
+            return again
+    for sentence in left_out:
+        warnings.warn(sentence, stacklevel=2)
+    if not others and is_registered(options) and has_entry(options, _RECORD):
+        if any(name not in {CPU.name, *IDLE} for name in opened.get_providers()):
+            _refuse_norms_on_the_host(opened)
+        elif asleep:
+            _warn_of(asleep, opened)
     return opened
+
+
+def _warn_of(asleep: Sequence[str], opened: Any) -> None:
+    started = [name for name in opened.get_providers() if name not in IDLE]
+    where = "the whole model runs on the CPU" if started == [CPU.name] else f"the model runs on {' and '.join(started)}"
+    warnings.warn(f"onnxruntime did not start {', '.join(asleep)}; {where}, the fused norms too", stacklevel=3)
+
+
+def _replaced(model: str | bytes) -> list[str]:
+    """The domains in which onnxruntime's own operators can be replaced for a model: those that it imports."""
+    imported = imported_domains(model)
+    return [domain for domain in REPLACED if imported is None or domain in imported]
+
+
+def _open(ort: Any, model: str | bytes, options: Any, providers: list[Any] | None, more: dict[str, Any]) -> Any:
+    """``onnxruntime.InferenceSession``, of a model that imports every domain in which its options replace operators.
+
+    Raises:
+        UsageError: the model does not import one, and cannot be given it.
+    """
+    lacking = [domain for domain in REPLACED if replaces(options, domain) and domain not in _replaced(model)]
+    if "com.microsoft" in lacking:
+        model = _importing(model, "com.microsoft")
+    try:
+        return ort.InferenceSession(model, sess_options=options, providers=providers, **more)
+    except Exception as error:
+        if isinstance(model, str) and lacking and "is not a registered function/op" in str(error):
+            raise UsageError(
+                f"{model} does not import {lacking[0]}, in which these session options replace operators: {error}",
+                "Open it with session options of its own, or add the import to the model.",
+            ) from error
+        raise
+
+
+def _importing(model: str | bytes, domain: str) -> str | bytes:
+    """The model with one more import; a file that keeps weights in others as it is."""
+    if isinstance(model, bytes):
+        return with_import(model, domain)
+    import onnx
+
+    data = Path(model).read_bytes()
+    if next(external_tensors(onnx.ModelProto.FromString(data)), None) is not None:
+        return model  # onnxruntime finds them only beside a model file
+    return with_import(data, domain)

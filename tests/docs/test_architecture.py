@@ -45,16 +45,16 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp exact bench doctor original comparison verify demo
+check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
 cli: commands printing streams options outcome app writing __init__ commands/*
-fusing: __init__ clearing draft names report touched guard form inlined forms trailing mending forms/* plan apply
-    prepare fuse pass_ unfuse
+fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
+    forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
-recognise: __init__ match element_types inference scopes folding sameness refusal sizes factor facts state leading
-    our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
+recognise: __init__ match scopes element_types folding sameness refusal bindings inference factor sizes facts state
+    leading our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
     reduction variance grammar ending engine
-run: __init__ inputs library nvidia ort runnable toolchain providers session runner
+run: __init__ binary imports inputs nvidia ort runnable traces toolchain library providers registering runner session
 tvm: compiling __init__
 tvm/artefact: __init__ cubin linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices

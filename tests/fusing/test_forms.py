@@ -101,6 +101,51 @@ def test_what_a_form_cannot_express_stays_with_the_reason(form, change, reason):
     assert "plugin" in report.missed[0].hint
 
 
+def builders_file(layout, opset):
+    """As GenAI's model builder writes: onnxruntime's own norms, in ai.onnx and beside operators of com.microsoft."""
+    kind = {"float32": F, "float16": H}[layout]
+    g = Graph(opset)
+    x = g.input("x", kind, ("b", 3, 64))
+    w, skipped = (g.weight(np.linspace(*ends, 64), kind) for ends in ((0.5, 2), (2, 0.5)))
+    attributes = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
+    h = g.op("SimplifiedLayerNormalization", x, w, dtype=kind, **attributes)
+    q = g.op("MatMul", h, g.weight(np.eye(64)[::-1], kind))
+    y = g.op("SimplifiedLayerNormalization", q, skipped, dtype=kind, **attributes)
+    g.output(y, "y", ("b", 3, 64))
+    return g.model()
+
+
+@pytest.mark.parametrize("layout", ["float32", "float16"])
+@pytest.mark.parametrize("opset", [13, 17, 18, 21, 22])
+def test_the_operator_to_be_replaced_does_not_stop_the_converter(opset, layout):
+    model = builders_file(layout, opset)
+    assert all_ops(model).count("SimplifiedLayerNormalization") == 2
+    fused, report = rmsnorm_deploy.fuse(model, form="onnx")
+    assert len(report.fused) == 2
+    assert set(all_ops(fused)) == {"RMSNormalization", "MatMul"} | ({"Cast"} if layout == "float16" else set())
+    assert {o.domain: o.version for o in fused.opset_import} == {"": 23}
+    feed = rows((2, 3, 64), NUMPY[F if layout == "float32" else H], 0)
+    same_results(model, fused, {"x": feed})
+
+
+def test_an_operator_that_nobody_knows_comes_through_the_converter_unchanged():
+    model = builders_file("float32", 18)
+    model.graph.node.append(helper.make_node("Unheard", ["y"], ["z"], name="last", some=3))
+    model.graph.output.append(helper.make_tensor_value_info("z", F, None))
+    branch = helper.make_graph(
+        [helper.make_node("Unheard", ["y"], ["t"])], "branch", [], [helper.make_empty_tensor_value_info("t")]
+    )
+    model.graph.initializer.append(helper.make_tensor("yes", onnx.TensorProto.BOOL, [], [True]))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["u"], then_branch=branch, else_branch=branch))
+    fused, report = rmsnorm_deploy.fuse(model, form="onnx")
+    assert len(report.fused) == 2
+    assert {o.domain: o.version for o in fused.opset_import} == {"": 23}
+    (last,) = (n for n in fused.graph.node if n.name == "last")
+    assert (last.domain, last.op_type, [a.i for a in last.attribute]) == ("", "Unheard", [3])
+    (chosen,) = (n for n in fused.graph.node if n.op_type == "If")
+    assert [(a.g.node[0].domain, a.g.node[0].op_type) for a in chosen.attribute] == [("", "Unheard")] * 2
+
+
 def test_a_model_that_cannot_be_converted_says_why():
     inner = Graph()
     function = helper.make_function(

@@ -652,6 +652,43 @@ def test_a_scale_of_one_element_is_written_so_that_onnxruntime_1_20_runs_it():
     assert nodes_of(fused) == ["GeneralRMSNorm"]
 
 
+@pytest.mark.parametrize("ends", ["cast", "read", "output"])
+@pytest.mark.parametrize("branch", [False, True])
+@pytest.mark.parametrize("name", ["RMSNormalization", "SimplifiedLayerNormalization"])
+@pytest.mark.parametrize("way", ["proto", "ir"])
+def test_the_type_that_a_file_claims_for_a_mended_norm_follows_its_rule(name, branch, ends, way):
+    """torch writes F.rms_norm(x.float(), weight16) so: the rule gives the scale's type, and the file says float."""
+    info, node = helper.make_tensor_value_info, helper.make_node
+    nodes = [
+        node("Cast", ["x"], ["f"], to=F, name="wide"),
+        node(name, ["f", "w"], ["r"], axis=-1, epsilon=1e-5, stash_type=1, name="norm"),
+    ]
+    last = {"cast": [node("Cast", ["r"], ["y"], to=H, name="narrow")], "read": [node("Sin", ["r"], ["y"])]}
+    nodes += last.get(ends, [])
+    end = info("r", F, [2, 64]) if ends == "output" else info("y", H, [2, 64])
+    claimed = [info("f", F, [2, 64]), info("r", F, [2, 64])]
+    inputs = [info("x", H, [2, 64])]
+    if branch:
+        inner = helper.make_graph(nodes, "inner", [], [end], value_info=claimed)
+        end = info("z", end.type.tensor_type.elem_type, [2, 64])
+        nodes, claimed = [node("If", ["c"], ["z"], then_branch=inner, else_branch=inner, name="if")], []
+        inputs.append(info("c", TensorProto.BOOL, []))
+    weights = [numpy_helper.from_array(np.linspace(0.5, 1.5, 64).astype(np.float16), "w")]
+    graph = helper.make_graph(nodes, "g", inputs, [end], weights, value_info=claimed)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    fused, report = rmsnorm_deploy.fuse(model if way == "proto" else ir.from_proto(model))
+    fused = ir.to_proto(fused) if way == "ir" else fused
+    assert len(report.fused) == 1 + branch
+    onnx.checker.check_model(fused, full_check=True)
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float16)
+    want = rms_norm(x, np.linspace(0.5, 1.5, 64).astype(np.float16), epsilon=1e-5)[0].astype(float)
+    want = np.sin(want) if ends == "read" else want
+    for library in (None, rmsnorm_deploy.register):
+        got = run(fused, {"x": x} | ({"c": np.array(True)} if branch else {}), True, library)[0]
+        assert got.dtype == (np.float32 if ends == "output" else np.float16)
+        np.testing.assert_allclose(got.astype(float), want, 2e-3, 2e-3)
+
+
 def test_value_info_of_values_that_are_gone_goes_with_them():
     g = Graph()
     v = chain(g, g.input("x", F, (2, 3, 8)), g.weight(np.ones(8), F))

@@ -1,5 +1,7 @@
 """What fusing does to norms of ours that a model already holds, after tools have been at it."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.compose
@@ -16,6 +18,7 @@ from tests.support.judge import rows
 from tests.support.run import run
 
 OPSETS = (11, 13, 17, 18, 23)
+FROZEN = sorted((Path(__file__).parents[1] / "data").glob("*/*.onnx"))
 NAMES = ["AddRMSNorm", "GeneralRMSNorm", "RMSNorm", "RMSNorm", "RMSNorm"]
 
 
@@ -92,6 +95,34 @@ def test_a_file_in_which_nothing_is_wrong_is_not_touched():
     again, report = rmsnorm_deploy.fuse(fused)
     assert report.repaired == report.warnings == ()
     assert again.SerializeToString() == fused.SerializeToString()
+
+
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_nothing_is_wrong_in_files_of_earlier_releases(path):
+    before = onnx.load(path)
+    again, report = rmsnorm_deploy.fuse(path)
+    assert report.repaired == report.warnings == ()
+    assert again.SerializeToString() == before.SerializeToString()
+
+
+def test_a_norm_beside_those_of_an_earlier_release_shares_their_body():
+    old = onnx.load(next(path for path in FROZEN if path.stem == "plain_float32_opset13"))
+    (x,), (y,) = old.graph.input, old.graph.output
+    added = [
+        helper.make_node("Mul", [y.name, y.name], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["mean"], axes=[-1], keepdims=1),
+        helper.make_node("Sqrt", ["mean"], ["root"]),
+        helper.make_node("Div", [y.name, "root"], ["z"]),
+    ]
+    old.graph.node.extend(added)
+    old.graph.output[0].name = "z"
+    fused, report = rmsnorm_deploy.fuse(old)
+    assert len(report.fused) == 1
+    assert report.repaired == ()
+    assert list(fused.functions) == list(old.functions)
+    feeds = {x.name: np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)}
+    for library in (None, register):
+        np.testing.assert_allclose(run(fused, feeds, True, library)[0], run(old, feeds, True)[0], 1e-5)
 
 
 def test_the_rest_of_a_mended_file_stays_byte_for_byte():
@@ -198,9 +229,7 @@ def test_a_foreign_function_of_our_name_keeps_its_meaning_under_another_domain(c
     want = run(model, feeds_of(model), True)[0]
     fused, report = rmsnorm_deploy.fuse(model)
     assert len(report.fused) == 5
-    assert report.repaired == (
-        "a function rmsnorm_deploy::RMSNorm of another meaning is now of domain rmsnorm_deploy.foreign",
-    )
+    assert report.repaired == ("a function rmsnorm_deploy::RMSNorm of another meaning: now of rmsnorm_deploy.foreign",)
     onnx.checker.check_model(fused, full_check=True)
     assert sum(n.domain == "rmsnorm_deploy.foreign" for n in fused.graph.node) == called
     for library in (None, register):
@@ -268,6 +297,9 @@ def test_norms_of_versions_that_this_release_does_not_know_are_refused():
         rmsnorm_deploy.fuse(fused)
 
 
+F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
+
+
 # -- types ------------------------------------------------------------------------------------------------------------
 
 
@@ -281,9 +313,6 @@ def retyped(written, x_type, scale_type, bias_type=None, opset=18):
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
     functions = [function_body(Op.GENERAL_RMS_NORM, opset)]
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9)
-
-
-F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -316,6 +345,25 @@ def test_types_that_do_not_go_together_are_brought_together(x_type, scale_type, 
     for library in (None, register):
         got = run(mended, feeds, True, library)[0].astype(float)
         np.testing.assert_allclose(got, want, 2e-2 if x_type in (H, B) else 1e-5, 5e-2 if x_type == B else 1e-3)
+
+
+@pytest.mark.parametrize("way", ["proto", "path", "ir"])
+def test_what_the_file_says_of_our_outputs_follows_as_well(way, tmp_path):
+    fused, _ = rmsnorm_deploy.fuse(exported(dtype="float16"))
+    for info in fused.graph.value_info:
+        info.type.tensor_type.elem_type = TensorProto.FLOAT if info.name in ("a", "n", "g") else TensorProto.FLOAT16
+    for node in ours(fused.graph):
+        for a in node.attribute:
+            a.i = F if a.name == "output_type" else a.i
+    (tmp_path / "m.onnx").write_bytes(fused.SerializeToString())
+    given = {"proto": fused, "path": tmp_path / "m.onnx", "ir": ir.from_proto(copy_of(fused))}[way]
+    mended, report = rmsnorm_deploy.fuse(given)
+    assert report.repaired == ("types of 5 norms",)
+    mended = ir.to_proto(mended) if way == "ir" else mended
+    assert {i.type.tensor_type.elem_type for i in mended.graph.value_info} == {H}
+    onnx.checker.check_model(mended, full_check=True)
+    for library in (None, register):
+        run(mended, feeds_of(mended), True, library)
 
 
 # -- bodies that onnxruntime has inlined ------------------------------------------------------------------------------

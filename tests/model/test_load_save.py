@@ -438,6 +438,45 @@ def test_a_fault_that_the_original_has_as_well_is_no_obstacle(tmp_path):
     assert load_proto(tmp_path / "out.onnx").graph.node == model.graph.node
 
 
+@pytest.mark.parametrize("kind", ["proto", "ir"])
+@pytest.mark.parametrize(
+    ("which", "lacks"), [("input", "shape"), ("output", "shape"), ("output", "element type"), ("output", "type")]
+)
+def test_what_the_original_does_not_say_of_a_value_is_no_fault(tmp_path, which, lacks, kind):
+    """As tf2onnx writes where the rank is not known; onnxruntime takes it."""
+    model = model_with_weights()
+    (value,) = getattr(model.graph, which)
+    if lacks == "shape":
+        value.type.tensor_type.ClearField("shape")
+    elif lacks == "element type":
+        value.type.tensor_type.ClearField("elem_type")
+    else:
+        value.ClearField("type")
+    given = model if kind == "proto" else ir.from_proto(model)
+    save(given, tmp_path / "out.onnx")
+    (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
+    save(given, tmp_path / "with_source.onnx", source=tmp_path / "in.onnx")
+    assert listing(tmp_path) == ["in.onnx", "out.onnx", "with_source.onnx"]
+    for name in ("out.onnx", "with_source.onnx"):
+        (written,) = getattr(load_proto(tmp_path / name).graph, which)
+        assert kind == "ir" or written == value
+    model.graph.node.reverse()  # no longer in order
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "bad.onnx")
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "bad.onnx", source=tmp_path / "in.onnx")
+
+
+def test_two_faults_that_the_original_has_as_well_are_no_obstacle(tmp_path):
+    model = model_with_weights()
+    model.graph.node.reverse()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
+    save(model, tmp_path / "out.onnx", source=tmp_path / "in.onnx")
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "alone.onnx")
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("place", ["shared", "elsewhere"])
 def test_whatever_goes_wrong_nothing_appears(tmp_path, error, place):

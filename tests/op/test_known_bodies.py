@@ -50,6 +50,23 @@ def test_names_and_texts_do_not_matter():
     assert is_body_of(body, Op.ADD_RMS_NORM, 18, 1)
 
 
+def test_what_passes_over_a_model_do_to_functions_does_not_matter():
+    body = function_body(Op.GENERAL_RMS_NORM, 18)
+    first, second = [n for n in body.node if n.op_type == "Constant" and n.attribute[0].ref_attr_name == "axes"]
+    for node in body.node:  # the same constant is kept once
+        node.input[:] = [first.output[0] if i == second.output[0] else i for i in node.input]
+    body.node.remove(second)
+    nodes = list(body.node)
+    constants = [n for n in nodes if n.op_type == "Constant"]  # and all of them go to the front
+    del body.node[:]
+    body.node.extend([*constants, *(n for n in nodes if n.op_type != "Constant")])
+    body.node.insert(0, helper.make_node("Identity", ["X"], ["again"]))
+    for node in body.node[1:]:
+        node.input[:] = ["again" if i == "X" else i for i in node.input]
+    body.node.append(helper.make_node("Neg", ["X"], ["dead"]))
+    assert is_body_of(body, Op.GENERAL_RMS_NORM, 18, 1)
+
+
 def _swap_inputs(body):
     body.input[:] = list(body.input)[::-1]
 

@@ -76,6 +76,12 @@ def test_nothing_but_the_system_is_needed(override):
 
 
 @pytest.mark.parametrize("override", [False, True])
+def test_the_library_stays_when_onnxruntime_unloads_it(override):
+    """What it makes once for a process would else be made again for every session, and lost each time."""
+    assert "NODELETE" in output_of(tool("readelf"), "-d", library_path(override=override))
+
+
+@pytest.mark.parametrize("override", [False, True])
 def test_no_symbol_of_onnxruntime_is_wanted(override):
     listing = output_of(tool("nm"), "-D", "--undefined-only", library_path(override=override))
     assert "Ort" not in listing

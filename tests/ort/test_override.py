@@ -200,6 +200,37 @@ def test_every_type_optional_output_and_attribute(op, x_type, scale_type):
     assert ran == len(attributes) * len(outputs) * 4
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_a_norm_of_known_shape_has_the_type_of_its_scale(op):
+    """Shape inference hands on the shape of X, and must not hand on its type."""
+    ran = 0
+    for pair, shape, declared, constant in itertools.product(
+        pairs_of(op), [["a", 40], [3, 40], ["a", "b"]], [False, True], [False, True]
+    ):
+        types = dict(zip(("X", "scale"), pair, strict=True))
+        feeds = feeds_of({"X": (3, 40), "scale": (40,)}, types)
+        nodes = [
+            helper.make_node(op, ["X", "scale"], ["n"], axis=-1),
+            helper.make_node("Cast", ["n"], ["wide"], to=F32),
+            helper.make_node("Identity", ["n"], ["Y"]),
+        ]
+        inputs = [helper.make_tensor_value_info("X", pair[0], shape)]
+        data = make_model(
+            nodes,
+            inputs if constant else [*inputs, value("scale", pair[1], 1)],
+            [value("Y", pair[1] if declared else None), value("wide", F32)],
+            [tensor("scale", feeds["scale"], pair[1])] if constant else [],
+            23 if op == RMS else 17,
+        )
+        ours, builtin = both(data, feeds, types, builtin_takes(op, pair[0]))
+        judge(ours["Y"], truth(feeds["X"], feeds["scale"])[0], pair[1])
+        if builtin:
+            alike(ours["Y"], builtin["Y"], pair[1])
+            alike(ours["wide"], builtin["wide"], pair[1] if pair[1] == F16 else F32)
+        ran += 1
+    assert ran == 12 * len(pairs_of(op))
+
+
 BROADCASTS = [
     *[((2, 3, 8), s, -1) for s in [(8,), (), (1,), (1, 8), (1, 1, 8), (3, 8), (2, 1, 8), (2, 3, 8), (3, 1), (2, 1, 1)]],
     *[((2, 3, 8), s, -1) for s in [(1, 1, 1), (2, 3, 1), (1, 3, 8), (1, 3, 1)]],
@@ -436,6 +467,58 @@ def test_without_the_library_the_built_in_kernels_run():
     np.testing.assert_array_equal(run(data, feeds, types, options())["Y"], before)
     np.testing.assert_array_equal(run(data, feeds, types, options(OURS))["Y"], before)
     assert (ours != before).any()
+
+
+LEVELS = ["DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_domain_that_the_model_does_not_import_can_be_left_alone(level):
+    """onnxruntime's optimizer makes com.microsoft.QuickGelu here, which a replaced domain of version 1000 lacks."""
+    nodes = [
+        helper.make_node(SIMPLIFIED, ["X", "scale"], ["n"], axis=-1),
+        helper.make_node("Sigmoid", ["n"], ["s"]),
+        helper.make_node("Mul", ["n", "s"], ["Y"]),
+    ]
+    feeds, types = feeds_of({"X": (64, 300), "scale": (300,)}, dict.fromkeys(["X", "scale"], F32)), {"X": F32}
+    graph = helper.make_graph(
+        nodes, "g", [value("X", F32, 2)], [value("Y", F32, 2)], [tensor("scale", feeds["scale"], F32)]
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    made = [options(), options()]
+    made[1].add_session_config_entry("rmsnorm_deploy.override.com.microsoft", "0")
+    made[1].register_custom_ops_library(library(OVERRIDE))
+    for each in made:
+        each.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
+    builtin, ours = (run(data, feeds, types, each)["Y"] for each in made)
+    alike(ours, builtin, F32)
+    assert (ours != builtin).any()  # it is our kernel that ran
+
+
+@pytest.mark.parametrize("value_of_switch", ["1", "", "00", "0 "])
+def test_only_a_zero_leaves_a_domain_alone(value_of_switch):
+    types = skip_types(F32)
+    feeds = feeds_of({"X": (64, 300), "skip": (64, 300), "gamma": (300,)}, types)
+    data = model(SKIP, feeds, types, list(feeds), [])
+    made = [options(), options(OVERRIDE), options(), options()]
+    for each, switch in zip(made[2:], [value_of_switch, "0"], strict=True):
+        each.add_session_config_entry("rmsnorm_deploy.override.com.microsoft", switch)
+        each.register_custom_ops_library(library(OVERRIDE))
+    builtin, ours, switched, off = (run(data, feeds, types, each)["Y"] for each in made)
+    assert (ours != builtin).any()
+    np.testing.assert_array_equal(switched, ours)
+    np.testing.assert_array_equal(off, builtin)
+
+
+def test_a_domain_that_was_left_alone_can_be_added():
+    types = skip_types(F32)
+    feeds = feeds_of({"X": (64, 300), "skip": (64, 300), "gamma": (300,)}, types)
+    data = model(SKIP, feeds, types, list(feeds), [])
+    made = options()
+    for switch in ("0", "1", "1"):
+        made.add_session_config_entry("rmsnorm_deploy.override.com.microsoft", switch)
+        made.register_custom_ops_library(library(OVERRIDE))
+    np.testing.assert_array_equal(run(data, feeds, types, made)["Y"], run(data, feeds, types, options(OVERRIDE))["Y"])
 
 
 def test_a_chain_that_reuses_memory():

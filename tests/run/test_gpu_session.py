@@ -120,6 +120,77 @@ def test_a_provider_that_does_not_start_is_said(machine, with_cuda, proto):
     np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
 
 
+TENSORRT = "TensorrtExecutionProvider"
+
+
+def asked_for(machine, monkeypatch):
+    """The stand-in knows TensorRT as well; returns what it is asked for, session by session."""
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [TENSORRT, CUDA, CPU])
+    asked = []
+    real = machine.open
+
+    def opens(model, sess_options, providers, **kwargs):
+        asked.append((providers, session.is_registered(sess_options), kwargs.get("provider_options")))
+        return real(model, sess_options, providers, **({} if providers else kwargs))
+
+    monkeypatch.setattr(ort, "InferenceSession", opens)
+    return asked
+
+
+def test_providers_that_do_not_start_do_not_keep_the_library_out(machine, with_cuda, proto, monkeypatch):
+    asked = asked_for(machine, monkeypatch)
+    machine.running = [CPU]
+    given = [{"a": "b"}, {}, {"c": "d"}]
+    with pytest.warns(UserWarning, match=f"not start {TENSORRT}, {CUDA}; the whole model runs on the CPU") as said:
+        opened = session.session(proto, providers=[TENSORRT, CUDA, CPU], provider_options=given)
+    assert len(said) == 1
+    assert asked == [([TENSORRT, CUDA, CPU], False, given), ([CPU], True, [{"c": "d"}])]
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+
+
+def test_where_only_the_other_provider_does_not_start_the_norms_run_on_the_gpu(machine, with_cuda, proto, monkeypatch):
+    asked = asked_for(machine, monkeypatch)
+    with pytest.warns(UserWarning, match=f"did not start {TENSORRT}; the model runs on {CUDA} and {CPU}, the fused"):
+        session.session(proto, providers=[(TENSORRT, {"a": "b"}), (CUDA, {"device_id": 0}), CPU])
+    assert [(p, r) for p, r, _ in asked[1:]] == [([(CUDA, {"device_id": 0}), CPU], True)]
+
+
+def test_an_other_provider_that_starts_keeps_the_library_out(machine, with_cuda, proto, monkeypatch):
+    asked = asked_for(machine, monkeypatch)
+    machine.running = [TENSORRT, CUDA, CPU]
+    with pytest.warns(UserWarning, match=f"no kernels for {TENSORRT} and is not registered"):
+        session.session(proto, providers=[TENSORRT, CUDA, CPU])
+    assert [registered for _, registered, _ in asked] == [False]
+
+
+def test_a_library_without_cuda_runs_the_norms_where_the_gpu_does_not_start(machine, without_cuda, proto):
+    machine.running = [CPU]
+    with pytest.warns(UserWarning, match=f"not start {CUDA}; the whole model runs on the CPU, the fused norms too"):
+        session.session(proto, providers=[CUDA, CPU])
+    assert session.is_registered(machine.options)
+
+
+def test_what_does_not_start_keeps_no_norm_of_onnxruntimes_from_being_replaced(machine, with_cuda, proto):
+    machine.running = [CPU]
+    with pytest.warns(UserWarning, match=f"did not start {CUDA}"):
+        session.session(proto, providers=[CUDA, CPU], override_builtin=True)
+    assert session.is_registered(machine.options, override_builtin=True)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_provider_that_this_onnxruntime_lacks_does_not_count(proto):
+    options = ort.SessionOptions()
+    session.session(proto, providers=["DmlExecutionProvider", CPU], sess_options=options)
+    assert session.is_registered(options)
+
+
+def test_a_provider_that_runs_no_operators_does_not_count(machine, proto, monkeypatch):
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["AzureExecutionProvider", CPU])
+    machine.running = ["AzureExecutionProvider", CPU]
+    session.session(proto, providers=ort.get_available_providers())
+    assert session.is_registered(machine.options)
+
+
 def test_a_library_without_cuda_is_left_out_and_that_is_said(machine, without_cuda, proto):
     with pytest.warns(UserWarning, match=f"built without CUDA; on {CUDA} fused norms run by their function bodies"):
         opened = session.session(proto, providers=[CUDA, CPU])
@@ -136,10 +207,13 @@ def test_a_library_without_cuda_that_is_registered_is_refused(machine, without_c
     assert machine.options is None
 
 
-def test_no_library_at_all_is_said(machine, proto, monkeypatch, tmp_path):
+@pytest.mark.parametrize("running", [[CUDA, CPU], [CPU]])
+def test_no_library_at_all_is_said(machine, proto, monkeypatch, tmp_path, running):
+    machine.running = running
     monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "no.so"))
     with pytest.warns(UserWarning, match=r"no\.so.*function bodies"):
-        session.session(proto, providers=[CUDA, CPU])
+        opened = session.session(proto, providers=[CUDA, CPU])
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
 
 
 def test_onnxruntimes_own_norms_keep_their_kernels_on_the_gpu(machine, with_cuda, proto):

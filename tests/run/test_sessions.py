@@ -1,5 +1,8 @@
 """Fused graphs as sessions: what onnxruntime does around our nodes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -41,3 +44,21 @@ def test_a_node_that_onnxruntime_widens_to_float32_still_runs_in_our_kernel(opti
     (node,) = (n for n in kept.graph.node if n.op_type == "RMSNorm")
     types = {v.name: v.type.tensor_type.elem_type for v in kept.graph.value_info}
     assert types.get(node.input[0]) == F, "the widening that this test is about"
+
+
+def test_what_is_saved_beside_a_session_of_ours_loads_without_the_library(tmp_path):
+    """onnxruntime keeps the domain for the rest of the process, and writes it into whatever it saves."""
+    model = between_float16_operators()
+    rmsnorm_deploy.session(rmsnorm_deploy.fuse(model)[0])
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "o.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert ("rmsnorm_deploy", 1000) in {(i.domain, i.version) for i in onnx.load(tmp_path / "o.onnx").opset_import}
+    code = (
+        "import sys, onnx, onnxruntime; onnx.checker.check_model(sys.argv[1]); "
+        "onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider']); print('loads')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "o.onnx")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "loads\n", done.stderr

@@ -16,6 +16,7 @@ from rmsnorm_deploy.op.reference import rms_norm
 F32, F16, F64, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 DTYPES = {F32: np.float32, F16: np.float16, F64: np.float64, BF16: ml_dtypes.bfloat16}
 BAD_VERSION, BAD_TYPE, BAD_SHAPE, BAD_POINTER, BAD_PARTIAL, BAD_VALUE, BAD_STRIDE, BAD_ISA = range(1, 9)
+BAD_STREAMING = 10
 WRONG = [
     ({"version": VERSION + 1}, BAD_VERSION),
     ({"x_type": 6}, BAD_TYPE),

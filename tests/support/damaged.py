@@ -27,8 +27,8 @@ def _norm(x, y, w, opset, outside=False):
     ]
 
 
-def exported(opset=18, dtype="float32"):
-    """Norms of all three operators, two of them in both branches of an If; x, r and c go in, y comes out."""
+def exported(opset=18, dtype="float32", branches=True):
+    """Norms of all three operators, two of them in the branches of an If; x, r and c go in, y comes out."""
     dtype = np.dtype(dtype)
     kind = KINDS[dtype]
     info, node = helper.make_tensor_value_info, helper.make_node
@@ -44,7 +44,9 @@ def exported(opset=18, dtype="float32"):
         *_norm("s", "n", "w", opset),
         *_norm("n", "g", "w", opset, outside=True),
         node("Abs", ["w"], ["wi"], "scale_of_branches"),  # onnx.compose loses initializers in subgraphs
-        node("If", ["c"], ["i"], "if", then_branch=branch("then"), else_branch=branch("else")),
+        node("If", ["c"], ["i"], "if", then_branch=branch("then"), else_branch=branch("else"))
+        if branches
+        else node("Where", ["c", "g", "g"], ["i"], "where"),
         node("Cos", ["i"], ["y"], "cos"),
     ]
     weights = {

@@ -1,5 +1,7 @@
 """The GPU schedule against float64, without a GPU: the kernels' contract on what TVM writes for OpenCL and WebGPU."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -164,3 +166,25 @@ def test_more_rows_than_a_grid_has_blocks_in_one_dimension(webgpu):
     y = np.full_like(call.x, 7)
     webgpu.run(norm, [call.x, call.scale, y], one_row)
     within(call, y, None)
+
+
+def test_a_nan_survives_a_device_that_takes_it_for_any_number(kernels, monkeypatch):
+    """WGSL leaves it to the device what becomes of a NaN that is compared; here the floor always wins over it."""
+    compiled, changed = kernels.runner.compiled, []
+
+    def careless(source):
+        source, count = re.subn(r"if \(\(?(\w+\[0i?\]) < (4\.0+e\+00f)\)?\) \{", r"if (!(\1 >= \2)) {", source)
+        changed.append(count)
+        return compiled(source)
+
+    monkeypatch.setattr(kernels.runner, "compiled", careless)
+    monkeypatch.setattr(kernels.runner, "made", {})
+    x = np.ones((4, 40), np.float32)
+    x[0, 5] = np.nan
+    x[1, 7] = np.inf
+    call = Call(x, np.float32(1), bias=np.float32(-0.0), epsilon=0.125, rms_floor=4.0)
+    y, _ = call.run(kernels)
+    assert changed == [1]
+    assert np.isnan(y[0]).all()
+    assert np.isnan(y[1, 7])
+    np.testing.assert_array_equal(y[2:], 0.25)

@@ -46,9 +46,12 @@ constexpr Signature kContrib[] = {
      in_place<0, 3>,
      make_skip},
 };
+// A domain in which operators are replaced gets the version 1000 in every model that does not import it, and then
+// onnxruntime finds no other operator of that domain, such as those that its optimizer makes. So a session can leave
+// out the domains that its model does not import: no node of them is in the file.
 constexpr LibraryDomain kDomains[] = {
-    {"", kStandard, sizeof kStandard / sizeof kStandard[0]},
-    {"com.microsoft", kContrib, sizeof kContrib / sizeof kContrib[0]},
+    {"", kStandard, sizeof kStandard / sizeof kStandard[0], "rmsnorm_deploy.override.ai.onnx"},
+    {"com.microsoft", kContrib, sizeof kContrib / sizeof kContrib[0], "rmsnorm_deploy.override.com.microsoft"},
 };
 constexpr Provider kCpu = {nullptr, false};
 

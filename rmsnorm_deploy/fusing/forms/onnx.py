@@ -16,6 +16,7 @@ _NAME = "RMSNormalization"
 
 class _Onnx(OutputForm):
     opset = 23
+    carries_references = True
     may_convert = True
 
     def suits(self, match: Match) -> Match | Unsuited:

@@ -17,6 +17,8 @@ _CONTRIB = "com.microsoft"
 
 
 class _Ort(OutputForm):
+    carries_references = True
+
     def suits(self, match: Match) -> Match | Unsuited:
         found = as_trailing_norm(match, _NAME)
         if isinstance(found, Unsuited):

@@ -15,6 +15,7 @@ from rmsnorm_deploy.recognise.match import Match
 
 class _Plugin(OutputForm):
     opset = op.MIN_OPSET
+    carries_references = True
 
     def suits(self, match: Match) -> Match:
         if not match.general_because:

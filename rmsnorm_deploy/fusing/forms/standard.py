@@ -17,17 +17,22 @@ from rmsnorm_deploy.recognise.match import Match
 
 _BFLOAT16 = 13
 """The opset in which Cast learned bfloat16."""
+_NUMBERS = 12
+"""The opset in which Constant learned numbers, which may be attributes of a function."""
 
 
 class _Standard(OutputForm):
     opset = MIN_OPSET
+    carries_references = True
 
     def suits(self, match: Match) -> Match:
         return match
 
     def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
         types = (match.parameters.output_type, match.parameters.scale_type)
-        return Needs(opset=_BFLOAT16 if int(ir.DataType.BFLOAT16) in types else self.opset)
+        if int(ir.DataType.BFLOAT16) in types:
+            return Needs(opset=_BFLOAT16)
+        return Needs(opset=_NUMBERS if match.references else self.opset)
 
     def emit(self, match: Match, draft: Draft) -> Emission:
         steps = _Steps(match, draft)
@@ -100,7 +105,9 @@ class _Steps(formula.Writer[ir.Value]):
 
     def at_least(self, value: ir.Value, attribute: str) -> ir.Value:
         number = getattr(self._parameters, attribute)
-        return self._with("Max", value, attribute, number) if number else value
+        if number == 0.0 and attribute not in self._match.references:
+            return value
+        return self._with("Max", value, attribute, number)
 
     def divided(self, x: ir.Value, rms: ir.Value) -> ir.Value:
         quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._match.x)
@@ -147,7 +154,18 @@ class _Steps(formula.Writer[ir.Value]):
         return value if (of or value.dtype) == to else self._draft.cast(value, to, name)
 
     def _with(self, op_type: str, value: ir.Value, name: str, number: float) -> ir.Value:
-        constant = self._draft.constant(f"rmsnorm_{name}", full([], number, self._wide))
+        if name in self._match.references:
+            given = self._draft.node(
+                "Constant",
+                [],
+                f"{name}_given",
+                dtype=ir.DataType.FLOAT,
+                attributes={"value_float": number},
+                parameter=name,
+            )
+            constant = self._cast(given, self._wide, f"{name}_wide")
+        else:
+            constant = self._draft.constant(f"rmsnorm_{name}", full([], number, self._wide))
         return self._draft.node(op_type, [value, constant], name, dtype=self._wide)
 
     def _integers(self, name: str, values: list[int]) -> ir.Value:

@@ -10,7 +10,7 @@ import pytest
 
 from rmsnorm_deploy.run.library import library_path
 from tests.support import contract_cases
-from tests.support.contract import BAD_ISA, BAD_POINTER, BAD_SHAPE, BAD_STRIDE, WRONG, Call, cases
+from tests.support.contract import BAD_ISA, BAD_POINTER, BAD_SHAPE, BAD_STREAMING, BAD_STRIDE, WRONG, Call, cases
 
 globals().update(cases(contract_cases))
 
@@ -67,3 +67,23 @@ def test_the_environment_chooses_the_instruction_set(isa, printed):
         [sys.executable, "-c", code, str(library_path())], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(printed)
+
+
+@pytest.mark.parametrize(("threshold", "code"), [("lots", BAD_STREAMING), ("-1", BAD_STREAMING), ("0", 0), ("64", 0)])
+def test_a_malformed_threshold_of_streaming_is_refused(threshold, code):
+    program = (
+        "import ctypes, sys, numpy as np\n"
+        "from tests.support.contract import Call, load\n"
+        "lib = load(sys.argv[1]); y = np.full((4, 64), 5, np.float32)\n"
+        "code = lib.rmsnorm_deploy_cpu_run(Call(np.ones((4, 64), np.float32), np.float32([1])).params(y))\n"
+        "print(code, (y == 5).all(), lib.rmsnorm_deploy_error_text(code).decode())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(library_path())],
+        env=os.environ | {"RMSNORM_DEPLOY_STREAMING": threshold},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused = "True RMSNORM_DEPLOY_STREAMING holds no number of bytes"
+    assert done.stdout.strip() == f"{code} {refused if code else 'False no error'}"

@@ -139,8 +139,8 @@ def test_neighbours(isa, copies, op, x_type):
 
 
 def test_what_the_variable_says(tmp_path):
-    """0 and a number of bytes are settings; anything else leaves the cache's size to decide, and nothing fails."""
-    for setting in ("0", "1", "1000000", "", "no", "-5", "99999999999999999999"):
+    """0 and a number of bytes are settings; without one the cache's size decides."""
+    for setting in ("0", "1", "1000000", "9223372036854775807", ""):
         path = tmp_path / f"library{len(list(tmp_path.iterdir()))}.so"
         shutil.copy(library_path(), path)
         library = ctypes.CDLL(str(path))

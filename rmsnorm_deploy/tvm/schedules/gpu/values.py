@@ -43,6 +43,14 @@ class GpuValues(Values):
         nan = f"T.bitwise_and(T.reinterpret('uint32', {value}), T.uint32(0x7FFFFFFF)) > T.uint32(0x7F800000)"
         return f'T.reinterpret("float32", T.if_then_else({nan}, T.uint32(0x7FC00000), {rounded}))'
 
+    def root(self, total: str, count: str, rms: str) -> list[str]:
+        """See the base. Where the root is compared, a language may take a NaN for any number: its bits are asked."""
+        lines = super().root(total, count, rms)
+        if self.c != "float32" or not any("T.if_then_else" in line for line in lines):
+            return lines
+        bits = f"T.reinterpret('uint32', {rms})"
+        return [*lines, f"{rms} = {self.unless_nan(total, bits)}"]
+
     @property
     def divides(self) -> bool:
         """Whether values are divided by the RMS; else a rounded reciprocal is good enough for their type."""
