@@ -6,22 +6,30 @@
     rmsnorm_deploy.verify("model.onnx", "fused.onnx").require()
     session = rmsnorm_deploy.session("fused.onnx")
 
-Importing this package loads none of onnxruntime, TVM and torch.
+Importing this package loads none of onnxruntime, TVM and torch. onnx and NumPy are loaded when one of its names is
+first used, so that the command line can say what Ctrl-C does before anything slow begins.
 """
 
-from rmsnorm_deploy.check.bench import bench
-from rmsnorm_deploy.check.verify import verify
-from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError, VerificationFailed
-from rmsnorm_deploy.fusing.forms import Form
-from rmsnorm_deploy.fusing.fuse import explain, fuse
-from rmsnorm_deploy.fusing.pass_ import RmsNormFusionPass
-from rmsnorm_deploy.fusing.report import FusionReport
-from rmsnorm_deploy.fusing.unfuse import unfuse
-from rmsnorm_deploy.model.save import save
-from rmsnorm_deploy.op import register_schemas
-from rmsnorm_deploy.run.library import library_path
-from rmsnorm_deploy.run.registering import register
-from rmsnorm_deploy.run.session import session
+from __future__ import annotations
+
+TYPE_CHECKING = False  # that of the module typing, whose import takes longer than all of this
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rmsnorm_deploy.check.bench import bench
+    from rmsnorm_deploy.check.verify import verify
+    from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError, VerificationFailed
+    from rmsnorm_deploy.fusing.forms import Form
+    from rmsnorm_deploy.fusing.fuse import explain, fuse
+    from rmsnorm_deploy.fusing.pass_ import RmsNormFusionPass
+    from rmsnorm_deploy.fusing.report import FusionReport
+    from rmsnorm_deploy.fusing.unfuse import unfuse
+    from rmsnorm_deploy.model.save import save
+    from rmsnorm_deploy.op import register_schemas
+    from rmsnorm_deploy.run.library import library_path
+    from rmsnorm_deploy.run.registering import register
+    from rmsnorm_deploy.run.session import session
 
 __version__ = "0.1.0"
 
@@ -46,3 +54,36 @@ __all__ = [
     "unfuse",
     "verify",
 ]
+
+_HOMES = {
+    "check.bench": ("bench",),
+    "check.verify": ("verify",),
+    "errors": ("MissingEnvironment", "ModelError", "RmsNormDeployError", "UsageError", "VerificationFailed"),
+    "fusing.forms": ("Form",),
+    "fusing.fuse": ("explain", "fuse"),
+    "fusing.pass_": ("RmsNormFusionPass",),
+    "fusing.report": ("FusionReport",),
+    "fusing.unfuse": ("unfuse",),
+    "model.save": ("save",),
+    "op": ("register_schemas",),
+    "run.library": ("library_path",),
+    "run.registering": ("register",),
+    "run.session": ("session",),
+}
+"""Where the names of ``__all__`` are, by module."""
+
+
+def __getattr__(name: str) -> Any:
+    """The first use of a name loads all of them, and with them the modules that they are in."""
+    import importlib
+
+    if name in __all__ or name in {home.partition(".")[0] for home in _HOMES}:
+        for home, names in _HOMES.items():
+            module = importlib.import_module(f"{__name__}.{home}")
+            globals().update((n, getattr(module, n)) for n in names)
+        return globals()[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -34,6 +34,14 @@ Mtriple = Annotated[
 ]
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file of this name; False for a name that no file can have."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def load_inputs(path: Path | None, model: Path) -> Any:
     """The arrays of a file for the inputs of ``model``; None without a file."""
     if path is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import Any
+
+from rmsnorm_deploy.cli.signals import finished
+from rmsnorm_deploy.cli.streams import silence
 
 
 def clean(text: str) -> str:
@@ -15,9 +17,11 @@ def clean(text: str) -> str:
 
 def say(text: str) -> None:
     """One line to stderr."""
-    with contextlib.suppress(OSError):  # nobody listens: the exit status still tells
+    try:
         sys.stderr.write(clean(text) + "\n")
         sys.stderr.flush()
+    except OSError:  # nobody listens: the exit status still tells
+        silence(sys.stderr)
 
 
 def console() -> Any:
@@ -57,6 +61,12 @@ def add_row(table: Any, *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(clean(c)) for c in cells))
+
+
+def settle() -> None:
+    """All data are out, or this raises OSError; then nothing changes the command's outcome any more."""
+    sys.stdout.flush()
+    finished()
 
 
 def print_json(value: Any) -> None:

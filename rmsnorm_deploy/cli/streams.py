@@ -1,11 +1,10 @@
-"""The streams and signals of the process."""
+"""The streams of the process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -28,26 +27,15 @@ def to_stderr() -> Iterator[None]:
         os.close(saved)
 
 
+def silence(stream: Any) -> None:
+    """What is left in a stream that cannot be written goes nowhere: the interpreter's last flush does not fail."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def silence_stdout() -> None:
-    """The interpreter's last flush goes nowhere."""
-    if sys.__stdout__ is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived: unwinds like Ctrl-C, so that nothing half-written stays."""
-
-
-def stop_on_sigterm() -> Any:
-    """Turn SIGTERM into an exception; the previous handler, or None outside the main thread."""
-
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    try:
-        return signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        return None
+    """See :func:`silence`."""
+    silence(sys.__stdout__)
 
 
 def open_streams() -> None:

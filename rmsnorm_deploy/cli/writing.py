@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from rmsnorm_deploy.cli.options import load_inputs, shapes_of
+from rmsnorm_deploy.cli.options import is_there, load_inputs, shapes_of
 from rmsnorm_deploy.cli.outcome import outcome
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.printing import add_row, print_json, say, settle, show, table_of
 from rmsnorm_deploy.errors import UsageError
 
 
@@ -32,7 +33,7 @@ class Output:
     def __init__(
         self,
         model: Path,
-        output: Path | None,
+        output: str | None,
         *,
         example: str,
         verify: bool,
@@ -50,62 +51,62 @@ class Output:
             raise UsageError(
                 "--inputs, --shapes and --seed are for --verify, which is missing", "Add --verify or leave them out."
             )
-        if output is not None and str(output) == "-":
+        if output == "-":
             raise UsageError("a model cannot be written to stdout", f"Name a file: '-o {example}'.")
         if output is not None:
-            from rmsnorm_deploy.model.files import check_output
+            from rmsnorm_deploy.model.files import check_output, output_path
 
             # before any work: a refusal should not take a minute
-            if model.exists():
-                check_output(output, source=model, overwrite=force or dry_run)
+            if is_there(model):
+                check_output(output_path(output), source=model, overwrite=force or dry_run)
         self._model, self._path, self._verify, self._force = model, output, verify, force
         self._dry_run = dry_run
         self._asked: dict[str, Any] = {"inputs": load_inputs(inputs, model), "shapes": shapes_of(shapes), "seed": seed}
-        self._saved: Any = None
-        self._compared: Any = None
 
-    def write(self, result: Any) -> None:
-        """Write the result, once it is checked; nothing in a dry run.
+    def write(self, result: Any, report: Any, *, as_json: bool) -> None:
+        """Write the result, once it is checked, and say so; in a dry run there is only something to say.
 
         Raises:
             VerificationFailed: it does not compute what the model does; nothing was written.
             UsageError: it cannot be written.
         """
-        if self._path is None or self._dry_run:
-            return
-        from rmsnorm_deploy.model.save import save
+        compared = None
 
         def check(staged: Path) -> None:
+            nonlocal compared
             if self._verify:
                 from rmsnorm_deploy.check.verify import verify as compare
 
-                self._compared = compare(self._model, staged, **self._asked)
-                self._compared.require()
+                compared = compare(self._model, staged, **self._asked)
+                compared.require()
 
-        self._saved = save(result, self._path, source=self._model, overwrite=self._force, check=check)
+        with contextlib.ExitStack() as stack:
+            saved = None
+            if self._path is not None and not self._dry_run:
+                from rmsnorm_deploy.model.save import saving
 
-    def print_json(self, report: Any) -> None:
-        """The report with all that was done, to stdout."""
-        print_json(
-            {
-                **report.to_dict(),
-                "dry_run": self._dry_run,
-                "output": self._saved.to_dict() if self._saved else None,
-                "verification": self._compared.to_dict() if self._compared else None,
-            }
-        )
+                place = saving(result, self._path, source=self._model, overwrite=self._force, check=check)
+                saved = stack.enter_context(place)
+            # in here, so that a result that cannot be told leaves no output
+            if as_json:
+                print_json(
+                    {
+                        **report.to_dict(),
+                        "dry_run": self._dry_run,
+                        "output": saved.to_dict() if saved else None,
+                        "verification": compared.to_dict() if compared else None,
+                    }
+                )
+            settle()
+        if compared is not None:
+            say(f"verified: {compared.summary()}")
+            if compared.library:
+                say(f"warning: verified without the library's kernels: {compared.library}")
+        if saved is not None:
+            say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
 
-    def tell(self) -> None:
-        """What was checked and written, to stderr."""
-        if self._compared is not None:
-            say(f"verified: {self._compared.summary()}")
-            if self._compared.library:
-                say(f"warning: verified without the library's kernels: {self._compared.library}")
-        if self._saved is not None:
-            say(f"wrote {self._saved.path}" + (f"; {self._saved.note}" if self._saved.note else ""))
 
-
-def print_report(report: Any, *, dry_run: bool) -> None:
+def print_report(report: Any) -> None:
     """What was done to the operators, to stdout; warnings to stderr."""
     names = sorted(set(report.ops_before) | set(report.ops_after))
     changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
@@ -116,6 +117,6 @@ def print_report(report: Any, *, dry_run: bool) -> None:
         add_row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
         show(table)
         show("")
-    show(outcome(report, dry_run=dry_run))
+    show(outcome(report))
     for warning in report.warnings:
         say(f"warning: {warning}")

@@ -106,6 +106,7 @@ class Plan:
             already=already,
             repaired=self.mended.repaired,
             task=self.task,
+            dry_run=not done,
         )
 
 

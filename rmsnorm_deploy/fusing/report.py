@@ -106,6 +106,7 @@ class FusionReport:
         repaired: what tools had done to those nodes and was put right, such as "bodies of 9 norms"; after a dry run,
             what would be.
         task: "fuse" or "unfuse".
+        dry_run: nothing was done; ``fused`` are the norms that would be.
     """
 
     fused: tuple[FusedNorm, ...]
@@ -118,6 +119,7 @@ class FusionReport:
     already: int = 0
     repaired: tuple[str, ...] = ()
     task: Task = "fuse"
+    dry_run: bool = False
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
@@ -133,11 +135,13 @@ class FusionReport:
     def summary(self) -> str:
         """One line for people."""
         total = len(self.fused) + len(self.near_misses)
-        text = f"{self.task}d {len(self.fused)} of {total}" if total else self._nothing
+        verb = f"would {self.task}" if self.dry_run else f"{self.task}d"
+        text = f"{verb} {len(self.fused)} of {total}" if total else self._nothing
         near = len(self.near_misses)
         if near and self.task == "fuse":
             text += f"; {near} near-miss{'es' if near > 1 else ''} (run explain)"
-        return text + (f"; repaired: {', '.join(self.repaired)}" if self.repaired else "")
+        verb = "would repair" if self.dry_run else "repaired"
+        return text + (f"; {verb}: {', '.join(self.repaired)}" if self.repaired else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""

@@ -6,11 +6,11 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.model.leftovers import is_mentioned, note_doubtful, remove_leftovers, temporary_folder
 
 _OVERWRITE = "Pass --force (overwrite=True in Python) to replace it."
 
@@ -20,11 +20,14 @@ class Staging:
 
     Attributes:
         folder: a temporary folder on the target's file system; it is gone at the end, with what is left in it.
+        settled: everything is in place; an error of the system that comes now is not one of writing.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._done: list[tuple[Path, Path | None]] = []
+        self.settled = False
+        self._done: list[tuple[Path, Path | None, int]] = []
+        self._replaced: list[Path] = []
 
     def publish(self, staged: Path, target: Path, *, overwrite: bool = False) -> None:
         """Move a file or folder to its name. Should anything fail later, the earlier state is brought back.
@@ -38,20 +41,34 @@ class Staging:
             UsageError: ``target`` is there and must not be replaced.
         """
         old = None
+        if overwrite and target.exists():
+            staged.chmod(stat.S_IMODE(target.stat().st_mode))
+            old = self._set_aside(target)
+        self._done.append((target, old, staged.lstat().st_ino))  # before: Ctrl-C may come at any moment
         if overwrite:
-            if target.exists():
-                staged.chmod(stat.S_IMODE(target.stat().st_mode))
-                old = self._set_aside(target)
             staged.replace(target)
         else:
             self._move_to_new(staged, target)
-        self._done.append((target, old))
+        _sync_folder(target.parent)
+
+    def doubt(self, files: Mapping[str, Path]) -> None:
+        """Should this run be killed, the next one removes those of ``files`` that no model beside them uses.
+
+        Args:
+            files: by the name that each has, or will have, beside the temporary folder.
+        """
+        note_doubtful(self.folder, files)
+
+    def replaces(self, *files: Path) -> None:
+        """Remove ``files`` in the end, if all goes well and no model beside them uses them by then."""
+        self._replaced += files
 
     def _move_to_new(self, staged: Path, target: Path) -> None:
         try:
             if not staged.is_dir():
                 # unlike a rename, a link fails where something has appeared under the name meanwhile
                 os.link(staged, target)
+                staged.unlink()  # a weight file with two names is refused
                 return
         except FileExistsError as error:
             raise UsageError(f"the output {target} exists by now", _OVERWRITE) from error
@@ -70,7 +87,9 @@ class Staging:
         return old
 
     def _roll_back(self) -> None:
-        for target, old in reversed(self._done):
+        for target, old, number in reversed(self._done):
+            if not os.path.lexists(target) or target.lstat().st_ino != number:  # not moved there, or replaced since
+                continue
             if old is not None:
                 old.replace(target)
             elif target.is_dir():
@@ -78,10 +97,16 @@ class Staging:
             else:
                 target.unlink(missing_ok=True)
 
+    def _clear(self) -> None:
+        for file in self._replaced:
+            with contextlib.suppress(OSError):
+                if not is_mentioned(file.name, file.parent):
+                    file.unlink()
+
 
 @contextlib.contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """A place beside ``target`` where it is made.
+    """A place beside ``target`` where it is made. What a dead run has left there is removed.
 
     Args:
         target: the file or folder to make.
@@ -89,15 +114,19 @@ def staging(target: Path) -> Iterator[Staging]:
     Raises:
         UsageError: its folder cannot be written into, or writing fails, for want of space for instance.
     """
+    remove_leftovers(target.parent)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        folder = temporary_folder(target.parent)
     except OSError as error:
         raise UsageError(f"cannot write into {target.parent}: {error.strerror}", "Choose another folder.") from error
     stage = Staging(folder)
     try:
         yield stage
+        stage._clear()
     except OSError as error:
         stage._roll_back()
+        if stage.settled:
+            raise
         raise UsageError(
             f"cannot write {target}: {error.strerror or error}", "Free some space or choose another folder."
         ) from error
@@ -108,6 +137,24 @@ def staging(target: Path) -> Iterator[Staging]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """While this lasts, no other run of ours is in it for the same folder, where the file system can tell."""
+    try:
+        import fcntl
+
+        place = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # not on this system, or a folder that cannot be read
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file: whoever reads ``path`` finds the old content or the new one, never half of it.
 
@@ -115,7 +162,7 @@ def write(path: Path, data: bytes) -> None:
         UsageError: it cannot be written.
     """
     with staging(path) as stage:
-        made = stage.folder / path.name
+        made = stage.folder / "new"
         write_new(made, data)
         stage.publish(made, path, overwrite=True)
 
@@ -126,3 +173,13 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in ``folder`` on the disk before what comes next, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)

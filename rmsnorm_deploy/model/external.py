@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -13,6 +16,11 @@ from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.model.graphs import PLAIN, walk
 
+_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2, 27: 6, 28: 6}
+"""Of an element, for the types of less than a byte: UINT4, INT4, FLOAT4E2M1, UINT2, INT2, FLOAT6E2M3, FLOAT6E3M2."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DIGITS = 19
+"""Of the largest number of 64 bits."""
 _HUGGING_FACE = (
     "A Hugging Face cache keeps links into ../../blobs: copy the model out with "
     "'cp -rL <snapshot folder> <new folder>', or download it with 'hf download --local-dir'."
@@ -65,17 +73,19 @@ def external_reference(tensor: TensorProto) -> tuple[str, int, int]:
         ModelError: the entry is malformed.
     """
     entries = {e.key: e.value for e in tensor.external_data}
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(
+            f"tensor '{tensor.name}' has a negative dimension: {list(tensor.dims)}", "Export the model again."
+        )
     needed = _byte_size(tensor)
     location = entries.get("location", "")
     if not location:
         raise ModelError(
             f"tensor '{tensor.name}' has its data in another file but does not name it", "Export the model again."
         )
-    try:
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
-    except ValueError:
-        offset = length = -1
-    if offset < 0 or length < needed:
+    offset = _number(entries.get("offset") or "0")
+    length = _number(entries["length"]) if entries.get("length") else needed
+    if offset is None or length is None or length < needed:
         raise ModelError(
             f"tensor '{tensor.name}' has a malformed place in '{location}': offset {entries.get('offset')!r}, "
             f"length {entries.get('length')!r}",
@@ -84,13 +94,21 @@ def external_reference(tensor: TensorProto) -> tuple[str, int, int]:
     return location, offset, length
 
 
+def _number(text: str) -> int | None:
+    """A number as onnx writes it; none is longer, and Python would take underscores and other scripts' digits."""
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
+
+
 def _byte_size(tensor: TensorProto) -> int:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    four_bit = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
-    if tensor.data_type in four_bit:
-        return (size + 1) // 2
+    size = int(math.prod(tensor.dims))
+    if tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+        raise ModelError(
+            f"tensor '{tensor.name}' has its data in another file, and an element type that cannot be there",
+            "Export the model again.",
+        )
+    bits = _BITS.get(int(tensor.data_type))
+    if bits is not None:
+        return (size * bits + 7) // 8
     try:
         return size * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except (KeyError, TypeError):
@@ -140,6 +158,40 @@ def weight_file(folder: Path, location: str, tensor: str) -> Path:
             f"Make a real copy: 'cp {path.name} copy && mv copy {path.name}'.",
         )
     return path
+
+
+def open_weights(folder: Path, location: str) -> BinaryIO:
+    """The weight file ``location`` of a model in ``folder``, open: what is checked is the file that is read.
+
+    A name may be swapped for a link between a check and the opening. So no link is followed here: those inside the
+    folder, which :func:`weight_file` allows, are resolved before, and each folder on the way is opened from the last.
+
+    Raises:
+        ModelError: it cannot be opened, is not a regular file, has a second name, or a link has come in its way.
+    """
+    where = f"the weight file '{location}'"
+    base = os.path.realpath(folder)
+    try:
+        parts = Path(os.path.relpath(os.path.realpath(folder / location), base)).parts
+        if not parts or os.pardir in parts:
+            raise ModelError(f"{where} lies outside the model's folder {base} by now", _HUGGING_FACE)
+        place = os.open(base, _FOLDER)
+        try:
+            for part in parts[:-1]:
+                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+                os.close(place)
+                place = inner
+            opened = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        finally:
+            os.close(place)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{where} cannot be opened without following links: {why}", "Check it.") from error
+    status = os.fstat(opened)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(opened)
+        raise ModelError(f"{where} is not a file of its own by now", "Put the weight file itself there.")
+    return os.fdopen(opened, "rb")
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -10,6 +10,30 @@ from rmsnorm_deploy.errors import UsageError
 StrPath = str | os.PathLike[str]
 
 
+def output_path(path: StrPath) -> Path:
+    """The file that ``path`` names as an output.
+
+    Raises:
+        UsageError: no file can have that name, or it names a folder that is not there.
+    """
+    text = os.fspath(path)
+    if "\0" in text:
+        raise UsageError(f"the output {text!r} has a NUL in its name, which no file can have", "Choose another name.")
+    try:
+        os.fsencode(text)
+    except UnicodeError as error:
+        raise UsageError(
+            f"the output {text!r} has a name that this system cannot write", "Choose another name."
+        ) from error
+    # os.path: a Path drops the last slash, and raises where a name is too long
+    if os.path.basename(text) in ("", ".") and not os.path.isdir(text or "."):  # noqa: PTH112, PTH119
+        raise UsageError(
+            f"the output '{text}' names a folder, which is not there",
+            f"Name a file: '{Path(text) / 'fused.onnx'}', and make its folder first.",
+        )
+    return Path(text)
+
+
 def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
     """Whether ``path`` may be written.
 
@@ -19,8 +43,16 @@ def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
         overwrite: an existing output may be replaced.
 
     Raises:
-        UsageError: the folder is missing or not writable, the output exists, is a folder, or is the input.
+        UsageError: the folder is missing or not writable, the output exists, is a folder, or is the input, or its name
+            is too long.
     """
+    try:
+        _check_output(path, source, overwrite)
+    except OSError as error:
+        raise UsageError(f"the output {path} cannot be written: {error.strerror}", "Choose another output.") from error
+
+
+def _check_output(path: Path, source: Path | None, overwrite: bool) -> None:
     folder = path.parent
     if not folder.exists():
         raise UsageError(f"the folder {folder} of the output does not exist", f"Create it: 'mkdir -p {folder}'.")
@@ -48,3 +80,5 @@ def same_file(a: Path, b: Path) -> bool:
         return a.samefile(b)
     except OSError:
         return os.path.realpath(a) == os.path.realpath(b)
+    except ValueError:  # a NUL in a name
+        return False

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError, first_line
 from rmsnorm_deploy.model.external import external_reference, external_tensors, weight_file
 from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.text import require_text
 
 PROTOBUF_LIMIT = 2**31 - 1
 """No protobuf message is larger than this, whatever writes it."""
@@ -43,6 +44,7 @@ def load_proto(path: StrPath) -> onnx.ModelProto:
     """
     file = Path(path)
     model = _parse(file, _read(file))
+    require_text(model, str(file))
     folder = file.parent
     checked: dict[str, tuple[Path, int]] = {}
     for tensor in external_tensors(model):
@@ -82,6 +84,8 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     Raises:
         ModelError: the graph contradicts itself.
     """
+    if path is None:
+        require_text(proto, "the model")
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
@@ -98,6 +102,14 @@ _TRY_CHECKER = "See what onnx.checker.check_model(path) says; export the model a
 
 
 def _read(file: Path) -> bytes:
+    try:
+        return _content(file)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or what no file system can encode
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{str(file)!r} cannot be read: {why}", "Check its name and its permissions.") from error
+
+
+def _content(file: Path) -> bytes:
     if file.is_dir():
         inside = sorted(p.name for p in file.glob("*.onnx"))
         hint = f"Name the file in it: '{file / inside[0]}'." if inside else "Name an .onnx file."
@@ -107,16 +119,13 @@ def _read(file: Path) -> bytes:
         raise ModelError(f"the model {file} is {what}", "Check the path.")
     if not file.is_file():
         raise ModelError(f"{file} is not a regular file", "Name an .onnx file.")
-    try:
-        size = file.stat().st_size
-        if size > PROTOBUF_LIMIT:
-            raise ModelError(
-                f"{file} has {size / 2**30:.1f} GiB in one file, and no ONNX file can be larger than 2 GiB",
-                "Export it with external data: onnx.save(..., save_as_external_data=True).",
-            )
-        return file.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror}", "Check its permissions.") from error
+    size = file.stat().st_size
+    if size > PROTOBUF_LIMIT:
+        raise ModelError(
+            f"{file} has {size / 2**30:.1f} GiB in one file, and no ONNX file can be larger than 2 GiB",
+            "Export it with external data: onnx.save(..., save_as_external_data=True).",
+        )
+    return file.read_bytes()
 
 
 def _parse(file: Path, data: bytes) -> onnx.ModelProto:

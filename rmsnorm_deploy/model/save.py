@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,15 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError, UsageError
-from rmsnorm_deploy.model.atomic import Staging, staging, write_new
+from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
+from rmsnorm_deploy.model.commit import commit_weights, old_weights
 from rmsnorm_deploy.model.external import weights_folder
-from rmsnorm_deploy.model.files import StrPath, check_output, same_file
+from rmsnorm_deploy.model.files import StrPath, check_output, output_path, same_file
+from rmsnorm_deploy.model.leftovers import remove_leftovers
 from rmsnorm_deploy.model.load import PROTOBUF_LIMIT
+from rmsnorm_deploy.model.text import require_text
 from rmsnorm_deploy.model.validity import check_written
-from rmsnorm_deploy.model.weights import references, with_weights_in
+from rmsnorm_deploy.model.weights import References, references, renamed, with_weights_in
 
 _SPARE = 64 * 2**20
 """Room for everything in a message that is not weights."""
@@ -58,7 +62,8 @@ def save(
     """Write ``model`` to ``path``: to a temporary name in the same folder first, checked, then renamed.
 
     An output in the folder of ``source`` keeps pointing at the same weight files. Anywhere else the weights are copied
-    into one file beside it, ``<name>.data``. Equal models give equal bytes.
+    into one file beside it, ``<name>.data``. Equal models give equal bytes. One rename replaces an output and its
+    weights: new weights get a name that the old model does not use, and the old ones go afterwards.
 
     Args:
         model: what to write; it is not changed.
@@ -69,10 +74,30 @@ def save(
         check: called with the complete model under its temporary name; what it raises prevents the output.
 
     Raises:
-        UsageError: the output exists, is the input or a weight file, or its folder is missing or not writable.
+        UsageError: the output exists, is the input or a weight file, has a name that no file can have, or its folder is
+            missing or not writable.
         ModelError: the model is not valid, or its weight files are not there or not safe to read.
     """
-    target, origin = Path(path), Path(source) if source is not None else None
+    with saving(model, path, source=source, overwrite=overwrite, check=check) as saved:
+        return saved
+
+
+@contextlib.contextmanager
+def saving(
+    model: onnx.ModelProto | ir.Model,
+    path: StrPath,
+    *,
+    source: StrPath | None = None,
+    overwrite: bool = False,
+    check: Callable[[Path], None] | None = None,
+) -> Iterator[SavedModel]:
+    """As :func:`save`, for whoever has to tell of the result: if that fails, the output is taken back.
+
+    Raises:
+        UsageError, ModelError: as :func:`save`, before the body begins.
+    """
+    target, origin = output_path(path), Path(source) if source is not None else None
+    remove_leftovers(target.parent)  # they may stand in the way
     check_output(target, source=origin, overwrite=overwrite)
     proto, folder = _proto_and_folder(model, target, origin)
     known = references(proto, folder)
@@ -83,24 +108,47 @@ def save(
     large = _inline_size(proto) + _SPARE > PROTOBUF_LIMIT
     data = target.with_name(target.name + ".data") if large or (known and not shared) else None
     if data is not None:
-        check_output(data, source=None, overwrite=overwrite)
-        if any(same_file(data, r.file) for r in known.values()):
-            raise UsageError(f"the weights would be written over themselves, {data}", "Choose another output.")
+        _check_data(data, overwrite, known)
     copied = 0
     with staging(target) as stage, _beside_weights(target, stage, shared and data is None) as staged:
         if data is not None:
             _require_space(target.parent, sum(r.length for r in known.values()))
             with (stage.folder / data.name).open("xb") as out:
                 proto, copied = with_weights_in(proto, known, out, data.name, all_large=large)
+                out.flush()
+                os.fsync(out.fileno())
         write_new(staged, _serialized(proto, target))
         check_written(staged, origin)
         if check is not None:
             check(staged)
-        if data is not None:
-            stage.publish(stage.folder / data.name, data, overwrite=overwrite)
-        stage.publish(staged, target, overwrite=overwrite)
-    names = (data.name,) if data is not None else tuple(sorted({r.location for r in known.values()}))
-    return SavedModel(str(target), target.stat().st_size, names, copied, _note(names, copied))
+        with one_at_a_time(target.parent):
+            old = old_weights(target) if overwrite else []
+            if data is not None:
+                data = commit_weights(stage, stage.folder / data.name, data, old, overwrite=overwrite)
+                if data.name != target.name + ".data":
+                    renamed(proto, target.name + ".data", data.name)
+                    staged.unlink()
+                    write_new(staged, _serialized(proto, target))
+            stage.replaces(*(file for file in old if file != data))
+            stage.publish(staged, target, overwrite=overwrite)
+        names = (data.name,) if data is not None else tuple(sorted({r.location for r in known.values()}))
+        saved = SavedModel(str(target), target.stat().st_size, names, copied, _note(names, copied))
+        stage.settled = True
+        yield saved
+
+
+def _check_data(data: Path, overwrite: bool, known: References) -> None:
+    """Whether the weights may be written to ``data``."""
+    try:
+        data.name.encode()
+    except UnicodeError as error:
+        raise UsageError(
+            f"the output {data.stem!r} needs a weight file of its name, and a model names files in UTF-8",
+            "Choose another name.",
+        ) from error
+    check_output(data, source=None, overwrite=overwrite)
+    if any(same_file(data, r.file) for r in known.values()):
+        raise UsageError(f"the weights would be written over themselves, {data}", "Choose another output.")
 
 
 def _require_space(folder: Path, size: int) -> None:
@@ -123,6 +171,7 @@ def _proto_and_folder(
 ) -> tuple[onnx.ModelProto, Path]:
     """The model as a proto, and the folder to which its external data are relative."""
     if isinstance(model, onnx.ModelProto):
+        require_text(model, "what is to be saved")
         return model, (target if origin is None else origin).parent
     folder = weights_folder(model)
     if folder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.model.external import external_reference, external_tensors, weight_file
+from rmsnorm_deploy.model.external import external_reference, external_tensors, open_weights, weight_file
 from rmsnorm_deploy.model.skeleton import is_left_out, without_weights
 
 _ALIGNMENT = 4096
@@ -27,11 +28,13 @@ class Reference:
 
     Attributes:
         file: the weight file.
-        location: its name as the model states it.
+        folder: the folder of the model.
+        location: the file's name as the model states it.
         offset, length: the part of it, in bytes.
     """
 
     file: Path
+    folder: Path
     location: str
     offset: int
     length: int
@@ -47,7 +50,7 @@ def references(proto: onnx.ModelProto, folder: Path) -> References:
     for tensor in external_tensors(proto):
         key = external_reference(tensor)
         if key not in found:
-            found[key] = Reference(weight_file(folder, key[0], tensor.name), *key)
+            found[key] = Reference(weight_file(folder, key[0], tensor.name), folder, *key)
     return found
 
 
@@ -83,6 +86,14 @@ def with_weights_in(
     return copy, out.tell()
 
 
+def renamed(proto: onnx.ModelProto, old: str, new: str) -> None:
+    """Have ``proto`` name its weight file ``old`` as ``new``; it is changed."""
+    for tensor in external_tensors(proto):
+        for entry in tensor.external_data:
+            if entry.key == "location" and entry.value == old:
+                entry.value = new
+
+
 def _point_at(tensor: TensorProto, location: str, offset: int, length: int) -> None:
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
@@ -100,9 +111,11 @@ def _append(out: BinaryIO, chunks: Iterable[bytes], length: int) -> int:
 
 
 def _chunks(reference: Reference) -> Iterator[bytes]:
-    with reference.file.open("rb") as file:
+    with open_weights(reference.folder, reference.location) as file:
+        left = min(reference.length, os.fstat(file.fileno()).st_size - reference.offset)
+        if left < reference.length:
+            raise ModelError(f"the weight file {reference.file} is too short", "Copy or export it again.")
         file.seek(reference.offset)
-        left = reference.length
         while left:
             chunk = file.read(min(left, _CHUNK))
             if not chunk:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from onnx import ModelProto, ValueInfoProto, helper
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, last_line
 from rmsnorm_deploy.model.atomic import staging
 from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.leftovers import temporary_folder
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
-from rmsnorm_deploy.tvm.artefact.load import DESCRIPTION, LIBRARY, SCHEMA_VERSION, WEIGHTS
+from rmsnorm_deploy.tvm.artefact import description as describing
+from rmsnorm_deploy.tvm.artefact.description import LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.passes import pipeline
@@ -67,6 +68,7 @@ def compile(
     tuned: StrPath | None = None,
     arch: str | None = None,
     mtriple: str | None = None,
+    told: Callable[[Compiled], None] | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
@@ -81,6 +83,7 @@ def compile(
         arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
         mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
+        told: called with the result when the folder is in place; what it raises takes the folder away again.
 
     Raises:
         UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` exists, or a
@@ -138,12 +141,20 @@ def compile(
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
         linking.export(executable, made / LIBRARY, triple)
-        description["library"] = {"bytes": (made / LIBRARY).stat().st_size}
+        description["library"] = describing.part(made / LIBRARY)
         description["weights"] = weights.save(values, made / WEIGHTS)
-        (made / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        files = (cubin.KERNELS, cubin.FUNCTIONS) if cuda_sources else ()
+        description["kernel_files"] = {name: describing.part(made / name) for name in files}
+        describing.write(made, description)
         stage.publish(made, folder)
-    used = None if schedules is None else schedules.used
-    return Compiled(folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started)
+        used = None if schedules is None else schedules.used
+        result = Compiled(
+            folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started
+        )
+        stage.settled = True
+        if told is not None:
+            told(result)
+    return result
 
 
 def _check_free(folder: Path) -> None:
@@ -154,7 +165,7 @@ def _check_free(folder: Path) -> None:
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} is not there", "Make it first.")
     try:
-        tempfile.TemporaryDirectory(dir=parent, prefix=".compile-").cleanup()
+        temporary_folder(parent).rmdir()
     except OSError as error:
         raise UsageError(f"no folder can be made in {parent}: {error.strerror}", "Name another one.") from error
 

@@ -46,19 +46,20 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
-cli: commands printing streams options outcome app writing __init__ commands/*
+cli: signals streams commands options outcome printing tree writing app commands/* __init__
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ atomic graphs dims files skeleton cut external splice opset load weights validity save
+model: __init__ leftovers graphs dims files text skeleton atomic cut external splice opset commit load weights
+    validity save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness refusal bindings inference factor sizes facts state
     leading our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
     reduction variance grammar ending engine
 run: __init__ binary imports inputs nvidia ort runnable traces toolchain library providers registering runner session
 tvm: compiling __init__
-tvm/artefact: __init__ cubin linking weights load
-tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering matrices
-    rotary shaping slicing convert
+tvm/artefact: __init__ cubin description linking weights load
+tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
+    matrices rotary shaping slicing convert
 tvm/passes: __init__ lower rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry

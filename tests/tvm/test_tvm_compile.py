@@ -106,7 +106,7 @@ def test_weights_are_a_file_of_their_own_that_has_to_be_whole(tmp_path):
     path = folder / "model.params"
     whole = path.read_bytes()
     # one tensor that is used twice is there once; the small one stays in the library
-    assert said["weights"] == {"count": 1, "bytes": len(whole)}
+    assert said["weights"].items() >= {"count": 1, "bytes": len(whole)}.items()
     assert 4096 < len(whole) < 4500
     weight = (np.arange(1024, dtype=np.float32) / 1024).tobytes()
     assert weight in whole
@@ -116,7 +116,7 @@ def test_weights_are_a_file_of_their_own_that_has_to_be_whole(tmp_path):
     normed, _ = rms_norm(a, np.ones(32), epsilon=1e-5, exact=True)
     got = tvm.load(folder)({"x": x})
     np.testing.assert_allclose(got["y"], normed @ np.frombuffer(weight, np.float32).reshape(32, 32), atol=1e-4)
-    for content, wrong in ((whole[:-1], "bytes instead of"), (b"\0" * len(whole), "no weights"), (None, "is missing")):
+    for content, wrong in ((whole[:-1], "bytes instead of"), (b"\0" * len(whole), "other bytes"), (None, "lacks")):
         path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(ModelError, match=wrong) as raised:
             tvm.load(folder)
@@ -195,7 +195,7 @@ def test_folders_that_are_no_compiled_models_are_refused(small, tmp_path):
         ({}, ModelError),
     ):
         (tmp_path / "model.json").write_text(json.dumps(said | change))
-        with pytest.raises(error, match=r"format 99|made by TVM 0.1.0|lacks model.so"):
+        with pytest.raises(error, match=r"format 99|made by TVM 0.1.0|lacks model.params"):
             tvm.load(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps({"schema_version": said["schema_version"]}))
     with pytest.raises(ModelError, match="not a compiled model"):
@@ -207,7 +207,7 @@ def test_a_library_that_is_not_whole_is_refused(small, tmp_path):
     shutil.copytree(small / "c", tmp_path / "c")
     path = tmp_path / "c" / "model.so"
     whole = path.read_bytes()
-    for content, said in ((whole[:5000], "has 5000 bytes instead of"), (b"\0" * len(whole), "cannot be loaded")):
+    for content, said in ((whole[:5000], "has 5000 bytes instead of"), (b"\0" * len(whole), "other bytes")):
         path.write_bytes(content)
         with pytest.raises(ModelError, match=said):
             tvm.load(tmp_path / "c")

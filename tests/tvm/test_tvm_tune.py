@@ -31,6 +31,7 @@ from rmsnorm_deploy.op.reference import rms_norm
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
 from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
+from rmsnorm_deploy.tvm.schedules.gpu.grid import GpuSchedule
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.machines import this_machine
@@ -40,6 +41,7 @@ from rmsnorm_deploy.tvm.tuning import choosing, devices, measure, search
 from rmsnorm_deploy.tvm.tuning import log as tuned
 from rmsnorm_deploy.tvm.tuning.log import Entry, TuningLog, values_of
 from rmsnorm_deploy.tvm.tuning.measure import Job
+from tests.support.replaced import replaced
 from tests.support.tvm import odd_schedules
 from tests.support.tvm.fleet import LocalFleet, free_port, wait_until
 from tests.support.tvm.odd_schedules import (
@@ -431,11 +433,44 @@ def test_schedules_of_another_release_are_refused(model, tmp_path, schedule):
         tvm.compile(model, output=tmp_path / "c", tuned=a_log(tmp_path / "log", schedule))
 
 
-@pytest.mark.parametrize("schedule", [{"lanes": 7}, {"lanes": 0}, {"batch": -3}, {"accumulators": 0}])
-def test_a_schedule_that_would_give_other_results_is_refused(model, tmp_path, schedule):
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *({"lanes": 7}, {"lanes": 0}, {"batch": -3}, {"accumulators": 0}, {"serial_below": -1}, {"stream_from": -1}),
+        *({name: 10**9} for name in ("lanes", "accumulators", "batch")),
+        *({name: 10**30} for name in ("lanes", "accumulators", "batch", "serial_below", "task_values", "stream_from")),
+    ],
+)
+def test_a_schedule_that_would_give_other_results_or_compile_for_ever_is_refused(model, tmp_path, schedule):
     log = a_log(tmp_path / "log", values_of(CpuSchedule()) | schedule)
     with pytest.raises(ModelError, match="no such schedule"):
         tvm.compile(model, output=tmp_path / "c", tuned=log)
+
+
+@pytest.mark.parametrize("change", [{"threads": 10**9}, {"rows": 10**9}, {"vectors": -1}, {"lanes": 0}, {"ahead": 2}])
+def test_a_gpu_has_only_so_many_threads(change):
+    with pytest.raises(ValueError, match="no such schedule"):
+        GpuSchedule(**{"lanes": 4, "threads": 32, "vectors": 1, "rows": 1, "warp": 1} | change)
+
+
+ODD = [None, True, -1, 2**70, 1.5, float("nan"), float("inf"), "", "float32", [], {}, [None], [[]], [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_a_log_that_was_changed_is_refused_or_read(tmp_path, odd):
+    path = a_log(tmp_path / "log", values_of(other_schedule()))
+    log = tuned.read(path)
+    log.entries[0].candidates.append(tuned.Measured(values_of(other_schedule()), "", {"1": 1.5}, {"1": 2.5}, [1.6]))
+    refused = 0
+    for change in replaced(log.to_dict(), odd):
+        path.write_text(json.dumps(change))
+        try:
+            tuned.TunedSchedules(path, resolve("llvm"))
+        except (ModelError, UsageError):
+            refused += 1
+        else:
+            tuned.read(path).write(path)  # what was read can be written
+    assert refused > 20
 
 
 def test_another_default_is_measured_anew(odd, tmp_path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
-from rmsnorm_deploy.cli.printing import print_json, say, show
+from rmsnorm_deploy.cli.printing import print_json, say, settle, show
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS
 
@@ -34,22 +36,38 @@ def command(
     as_json: JsonFlag = False,
 ) -> None:
     """Compile MODEL with TVM into a folder that rmsnorm_deploy.tvm.load runs without the model."""
-    from rmsnorm_deploy import tvm
+    with contextlib.ExitStack() as to_other:
 
-    with to_stderr():
-        made = tvm.compile(model, target, mcpu, output=output, dump_ir=dump_ir, tuned=tuned, arch=arch, mtriple=mtriple)
-    if as_json:
-        print_json(made.to_dict())
-    else:
-        cpu = made.mcpu if mtriple is None else f"{made.mcpu}, {made.mtriple}"
-        where = cpu if made.target == "llvm" else f"{arch}, driven by {cpu}" if arch else f"driven by {cpu}"
-        norms, kernels = (
-            f"{count} {what}{'' if count == 1 else 's'}"
-            for count, what in ((made.norms, "norm"), (made.kernels, "kernel"))
+        def told(made: tvm.Compiled) -> None:
+            # a result that cannot be told leaves no folder
+            to_other.close()
+            if as_json:
+                print_json(made.to_dict())
+            else:
+                show(_in_words(made, mtriple, arch))
+            settle()
+
+        to_other.enter_context(to_stderr())
+        made = tvm.compile(
+            *(model, target, mcpu),
+            output=output,
+            dump_ir=dump_ir,
+            tuned=tuned,
+            arch=arch,
+            mtriple=mtriple,
+            told=told,
         )
-        show(f"{made.path}: {norms} in {kernels}, for {made.target} {where}")
     if made.tuned is not None:
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
     say(f"took {made.seconds:.2f} s")
+
+
+def _in_words(made: tvm.Compiled, mtriple: str | None, arch: str | None) -> str:
+    cpu = made.mcpu if mtriple is None else f"{made.mcpu}, {made.mtriple}"
+    where = cpu if made.target == "llvm" else f"{arch}, driven by {cpu}" if arch else f"driven by {cpu}"
+    norms, kernels = (
+        f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((made.norms, "norm"), (made.kernels, "kernel"))
+    )
+    return f"{made.path}: {norms} in {kernels}, for {made.target} {where}"

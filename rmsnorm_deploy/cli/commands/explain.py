@@ -64,6 +64,6 @@ def command(
     if hidden and site is None:
         others = "1 other reduction is" if hidden == 1 else f"{hidden} other reductions are"
         show(f"{others} no RMSNorm (--all says why)")
-    show(outcome(report, dry_run=True).replace(" (run explain)", ""))
+    show(outcome(report).replace(" (run explain)", ""))
     for warning in report.warnings:
         say(f"warning: {warning}")

@@ -20,7 +20,7 @@ ORDER = 10
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with the original before OUT appears.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
     require: Annotated[
@@ -55,15 +55,12 @@ def command(
 
     fused, report = fuse(model, form=op or form, dry_run=dry_run)
     if not as_json:
-        print_report(report, dry_run=dry_run)
+        print_report(report)
         fewer = sum(f.rounding == "fewer" for f in report.fused)
         if fewer:
             say(f"note: {fewer} of them now round less often than the original (see explain)")
     _check_required(wanted, report)
-    place.write(fused)
-    if as_json:
-        place.print_json(report)
-    place.tell()
+    place.write(fused, report, as_json=as_json)
     say(f"took {time.perf_counter() - started:.2f} s")
 
 

@@ -19,7 +19,7 @@ ORDER = 15
 def command(
     model: Annotated[Path, typer.Argument(metavar="IN", help="The fused model.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="The model in standard operators.")
+        str | None, typer.Option("-o", "--output", metavar="OUT", help="The model in standard operators.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with IN before OUT appears.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
@@ -49,9 +49,6 @@ def command(
 
     plain, report = unfuse(model, dry_run=dry_run)
     if not as_json:
-        print_report(report, dry_run=dry_run)
-    place.write(plain)
-    if as_json:
-        place.print_json(report)
-    place.tell()
+        print_report(report)
+    place.write(plain, report, as_json=as_json)
     say(f"took {time.perf_counter() - started:.2f} s")

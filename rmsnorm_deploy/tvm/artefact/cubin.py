@@ -128,11 +128,13 @@ def attach(module: Any, folder: Path) -> None:
     """Give the kernels in ``folder`` to ``module``, the library that launches them.
 
     Raises:
-        ModelError: they are not there.
+        ModelError: they are not there, or are none.
     """
     try:
         code = (folder / KERNELS).read_bytes()
         functions = tvm.ir.load_json((folder / FUNCTIONS).read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{folder} lacks {Path(error.filename).name}", "Compile it again.") from error
+    except Exception as error:  # TVM raises whatever comes
+        raise ModelError(f"{folder / FUNCTIONS} describes no kernels", "Compile it again.") from error
     module.import_module(tvm_ffi.get_global_func(_CREATE)(code, "fatbin", functions, {}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence, Set
@@ -17,14 +16,10 @@ from numpy.typing import NDArray
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError, last_line
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.artefact import cubin, weights
+from rmsnorm_deploy.tvm.artefact import description as describing
+from rmsnorm_deploy.tvm.artefact.description import LIBRARY, WEIGHTS
 from rmsnorm_deploy.tvm.targets.device import device_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
-from rmsnorm_deploy.tvm.targets.registry import GPUS
-
-LIBRARY = "model.so"
-WEIGHTS = "model.params"
-DESCRIPTION = "model.json"
-SCHEMA_VERSION = 3
 
 Array = NDArray[Any]
 
@@ -101,29 +96,21 @@ def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str
     return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
 
 
-def load(path: StrPath) -> CompiledModel:
+def load(path: StrPath, *, verify_weights: bool = True) -> CompiledModel:
     """The model in a folder that :func:`rmsnorm_deploy.tvm.compile` wrote, for this process.
 
+    Args:
+        path: the folder.
+        verify_weights: compare the weights with their hash, which takes about a second for 1 GiB; without it only
+            their size and their beginning are checked.
+
     Raises:
-        ModelError: the folder is not one, or is incomplete.
+        ModelError: the folder is not one, or is incomplete or damaged.
         MissingEnvironment: it was made by another release of TVM or for another architecture, or its device is not
             there.
     """
     folder = Path(path)
-    try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        version = description["schema_version"]
-        if version == SCHEMA_VERSION:
-            size = description["library"]["bytes"]
-            needed = {"tvm", "target", "inputs", "outputs", "not_empty", "weights", "mtriple"} - set(description)
-            if needed:
-                raise KeyError(*needed)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{folder} is not a compiled model: {DESCRIPTION} cannot be read", "Compile it again."
-        ) from error
-    if version != SCHEMA_VERSION:
-        raise ModelError(f"{folder} has format {version}, and this release reads {SCHEMA_VERSION}", "Compile it again.")
+    description = describing.read(folder)
     made_for = machine_of(description["mtriple"])
     if made_for != this_machine():
         raise MissingEnvironment(
@@ -134,39 +121,41 @@ def load(path: StrPath) -> CompiledModel:
         raise MissingEnvironment(
             f"{folder} was made by TVM {description['tvm']}, and this is {tvm.__version__}", "Compile it again."
         )
+    describing.require_unchanged(folder, description)
     device = device_for(description["target"])
-    library = _library(folder, size)
-    gpu = GPUS.get(description["target"])
-    if gpu is not None and gpu.kernels_beside:
+    describing.require_whole(folder / WEIGHTS, description["weights"], hashed=verify_weights)
+    for name, said in description["kernel_files"].items():
+        describing.require_whole(folder / name, said)
+    library = _opened(folder / LIBRARY, description["library"])
+    if description["kernel_files"]:
         cubin.attach(library.imports[0], folder)
     machine = tvm.relax.VirtualMachine(library, device)
     values = weights.load(folder / WEIGHTS, description["weights"], device)
     return CompiledModel(description, machine["main"], values, device)
 
 
-def _library(folder: Path, size: int) -> Any:
-    """The machine code in ``folder``; a part of a library would end the process."""
-    path = folder / LIBRARY
-    if not path.is_file():
-        raise ModelError(f"{folder} lacks {LIBRARY}", "Compile it again.")
-    found = path.stat().st_size
-    if found != size:
-        raise ModelError(
-            f"{path} has {found} bytes instead of {size}", "Copy the whole folder again, or compile it again."
-        )
-    try:
-        return _opened(path.resolve())
-    except RuntimeError as error:
-        raise ModelError(
-            f"{path} cannot be loaded: {last_line(error)}", "Compile it again, for this machine."
-        ) from error
-
-
-def _opened(path: Path) -> Any:
+def _opened(path: Path, said: Mapping[str, Any]) -> Any:
     """The library at ``path``, also where another one was there when this process loaded it last.
 
     The system's loader goes by the path: asked for one that it knows, it answers with what it has. So it gets a copy,
-    under a path that nobody used before; the weights, which are most of a model, are not in it.
+    under a path that nobody used before; the weights, which are most of a model, are not in it. A library of which a
+    part is missing or damaged would end the process, so the copy is compared with what ``said`` is known of it.
     """
+    if not path.is_file():
+        raise ModelError(f"{path.parent} lacks {path.name}", "Copy the whole folder again, or compile it again.")
     with tempfile.TemporaryDirectory() as folder:
-        return tvm.runtime.load_module(str(shutil.copy(path, folder)))
+        copy = Path(folder) / path.name
+        try:
+            shutil.copyfile(path, copy)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}", "Check its permissions.") from error
+        try:
+            describing.require_whole(copy, said)
+        except ModelError as error:
+            raise ModelError(error.message.replace(str(copy), str(path)), error.hint) from None
+        try:
+            return tvm.runtime.load_module(str(copy))
+        except RuntimeError as error:
+            raise ModelError(
+                f"{path} cannot be loaded: {last_line(error)}", "Compile it again, for this machine."
+            ) from error

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError
+from rmsnorm_deploy.tvm.artefact.description import part
 
 SMALLEST = 1024
 """Bytes from which on a constant is a weight; smaller ones stay in the library, except for empty ones."""
@@ -32,7 +33,7 @@ def of(module: Any) -> list[Any]:
 
 
 def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
-    """Write ``values``; the result, their number and the file's size, is what :func:`load` needs to know.
+    """Write ``values``; the result, their number, the file's size and hashes, is what :func:`load` needs to know.
 
     Empty ones are only described: TVM cannot read those that it writes.
 
@@ -44,22 +45,15 @@ def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
     except RuntimeError as error:
         raise MissingEnvironment(f"{path.name}, the weights, cannot be written", "Free some space.") from error
     empty = {str(i): [list(v.shape), str(v.dtype)] for i, v in enumerate(values) if not _size(v)}
-    return {"count": len(values), "bytes": path.stat().st_size} | ({"empty": empty} if empty else {})
+    return {"count": len(values), **part(path)} | ({"empty": empty} if empty else {})
 
 
 def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:
     """What :func:`save` wrote, on ``device``.
 
     Raises:
-        ModelError: the file is missing, or is not the one that was written.
+        ModelError: the file holds no weights, or others.
     """
-    if not path.is_file():
-        raise ModelError(f"{path} is missing", "The weights belong to the folder: copy all of it, or compile it again.")
-    size = path.stat().st_size
-    if size != saved["bytes"]:
-        raise ModelError(
-            f"{path} has {size} bytes instead of {saved['bytes']}", "Copy the whole folder again, or compile it again."
-        )
     try:
         found = dict(tvm.runtime.load_param_dict_from_file(str(path)))
         found |= {i: tvm.runtime.empty(shape, dtype) for i, (shape, dtype) in saved.get("empty", {}).items()}

@@ -19,6 +19,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.versions import version_of
 from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
+from rmsnorm_deploy.tvm.importer.layer_norm import layer_normalization
 from rmsnorm_deploy.tvm.importer.operator import Operator
 from rmsnorm_deploy.tvm.importer.prepare import PREFIX, prepared
 from rmsnorm_deploy.tvm.importer.rotary import contrib_rotary_embedding, rotary_embedding
@@ -76,7 +77,9 @@ def import_prepared(proto: ModelProto) -> Any:
             where = f" (at a node of type {found[1].removeprefix(PREFIX)})" if found else ""
             raise ModelError(
                 f"TVM cannot import the model{where}: {type(error).__name__}: {last_line(error)}",
-                "Fixed shapes often help: export the model without dynamic dimensions.",
+                "Fixed shapes often help: export the model without dynamic dimensions."
+                if told.labels
+                else "Run the model in onnxruntime, or export it without this operator.",
             ) from error
     return module.with_attr(POSITIVE, sorted(told.labels[name] for name in dims.positive if name in told.labels))
 
@@ -153,6 +156,7 @@ _SPECIAL = {
     **fitting.CONVERTERS,
     **gathering.CONVERTERS,
     **matrices.CONVERTERS,
+    "LayerNormalization": layer_normalization,
     PREFIX + "Attention": attention,
     PREFIX + "RotaryEmbedding": rotary_embedding,
     PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.model import atomic
 from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.op import NormParameters
+from rmsnorm_deploy.op.dtypes import TYPES
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of
@@ -17,6 +21,8 @@ from rmsnorm_deploy.tvm.targets.registry import CPU
 from rmsnorm_deploy.tvm.targets.resolve import triple_of
 
 SCHEMA_VERSION = 2
+
+Kind = TypeVar("Kind")
 
 Values = dict[str, int]
 """A schedule: its parameters, by name."""
@@ -141,18 +147,21 @@ def read(path: StrPath) -> TuningLog:
         version = data["schema_version"]
         if version == SCHEMA_VERSION:
             entries = [
-                Entry(
-                    **{k: v for k, v in e.items() if k not in ("name", "norm", "candidates")},
-                    norm=_norm_from_dict(e["norm"]),
-                    candidates=[Measured(**m) for m in e["candidates"]],
+                _typed(
+                    Entry,
+                    {k: v for k, v in e.items() if k != "name"}
+                    | {
+                        "norm": _norm_from_dict(e["norm"]),
+                        "candidates": [_typed(Measured, m) for m in e["candidates"]],
+                    },
                 )
                 for e in data["norms"]
             ]
             head = {k: v for k, v in data.items() if k not in ("schema_version", "norms")}
-            return TuningLog(**head, entries=entries)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _typed(TuningLog, head | {"entries": entries})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} is not a log of tuning", "'rmsnorm-deploy tune' writes one.") from error
-    raise ModelError(f"{path} has format {version}, and this release reads {SCHEMA_VERSION}", "Tune again.")
+    raise ModelError(f"{path} has format {str(version)[:40]}, and this release reads {SCHEMA_VERSION}", "Tune again.")
 
 
 class TunedSchedules:
@@ -231,4 +240,59 @@ def _norm_to_dict(norm: Norm) -> dict[str, Any]:
 
 
 def _norm_from_dict(values: dict[str, Any]) -> Norm:
-    return Norm(**{**values, "parameters": from_text(json.dumps(values["parameters"]))})
+    norm = _typed(Norm, {**values, "parameters": from_text(json.dumps(values["parameters"]))})
+    if norm.scale_dtype not in {t.name for t in TYPES} or not (norm.size is None or 0 < norm.size < 2**63):
+        raise ValueError(f"there is no such norm: {norm}")
+    return norm
+
+
+def _typed(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """A dataclass of the log, from JSON that anybody may have written.
+
+    Raises:
+        TypeError: a value is missing, is not known, or is of another type.
+    """
+    made = kind(**values)
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        if not _FITS[str(field.type)](getattr(made, field.name)):
+            raise TypeError(f"{kind.__name__}.{field.name} is not {field.type}")
+    return made
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, str))  # of what is no number schedule_of() has a better sentence
+
+
+def _are(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, list) and all(map(fits, values))
+
+
+def _have(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, dict) and all(map(fits, values.values()))
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": _is_int,
+    "int | None": lambda value: value is None or _is_int(value),
+    "float": _is_number,
+    "list[int]": _are(_is_int),
+    "list[float]": _are(_is_number),
+    "dict[str, float]": _have(_is_number),
+    "Values": _have(_is_plain),
+    "Values | None": lambda value: value is None or _have(_is_plain)(value),
+    "Norm": lambda value: isinstance(value, Norm),
+    "NormParameters": lambda value: isinstance(value, NormParameters),
+    "list[Measured]": _are(lambda value: isinstance(value, Measured)),
+    "list[Entry]": _are(lambda value: isinstance(value, Entry)),
+}
+"""By the annotation of a field: whether a value is what it says."""

@@ -15,6 +15,8 @@ from rmsnorm_deploy.tvm.schedules.values import Values, indented
 
 ALWAYS_SERIAL = 1 << 62
 """As ``serial_below``: nothing but the serial loop is compiled."""
+MOST = {"lanes": 64, "accumulators": 64, "batch": 1024}
+"""What is written out in the code: its length and the time to compile it go by them."""
 STACK_BYTES = 1024
 """Scratch of fewer bytes is on the stack; see above."""
 LEAST_RMS, MOST_RMS = 2.0**-100, 2.0**100
@@ -29,7 +31,7 @@ class CpuSchedule:
 
     Attributes:
         lanes: values in one vector of float32 arithmetic, a power of two; half as many in float64.
-        accumulators: vectors that are summed side by side; any number.
+        accumulators: vectors that are summed side by side; any number up to 64.
         serial_below: values in X below which the threads are left asleep.
         task_values: a task takes as many rows as make up this many values, and whole batches.
         batch: rows whose roots and reciprocals are taken together, as one vector.
@@ -44,12 +46,16 @@ class CpuSchedule:
     stream_from: int = 16 << 20
 
     def __post_init__(self) -> None:
-        """Refuse what would be another result.
+        """Refuse what would be another result, or more code than anybody can compile.
 
         Raises:
             ValueError: a value cannot be chosen.
         """
-        if self.lanes < 1 or self.lanes & (self.lanes - 1) or min(self.accumulators, self.task_values, self.batch) < 1:
+        least = {"lanes": 1, "accumulators": 1, "task_values": 1, "batch": 1}
+        values = dataclasses.asdict(self)
+        if self.lanes & (self.lanes - 1) or not all(
+            least.get(name, 0) <= value <= MOST.get(name, ALWAYS_SERIAL) for name, value in values.items()
+        ):
             raise ValueError(f"there is no such schedule: {self}")
 
 

@@ -45,6 +45,17 @@ class GpuSchedule:
     warp: int
     ahead: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse what no GPU has, and more code than anybody can compile.
+
+        Raises:
+            ValueError: a value cannot be chosen.
+        """
+        least, most = (1, 1, 0, 1, 1, 0), (16, 1024, 256, 1024, 64, 1)
+        values = dataclasses.astuple(self)
+        if not all(low <= value <= high for low, value, high in zip(least, values, most, strict=True)):
+            raise ValueError(f"there is no such schedule: {self}")
+
 
 class Grid(GpuValues):
     """What the three have in common: the grid, the scratch, and the sum over threads.
