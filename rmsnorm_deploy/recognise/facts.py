@@ -357,9 +357,10 @@ _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _small(tensor: ir.TensorProtocol | None) -> Array | None:
     if tensor is None or tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return None
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor.numpy() if tensor.size <= _MAX_CONSTANT else None
-    if tensor.size > _MAX_EXTERNAL_CONSTANT or not str(tensor.base_dir):
+    outside = isinstance(tensor, ir.ExternalTensor)
+    if tensor.size > (_MAX_EXTERNAL_CONSTANT if outside else _MAX_CONSTANT):
+        return None
+    if isinstance(tensor, ir.ExternalTensor) and not str(tensor.base_dir):
         return None  # a model without a path has no folder: the current one may hold another model's file
     try:
         return tensor.numpy()
