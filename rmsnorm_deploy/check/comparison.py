@@ -88,6 +88,7 @@ class Comparison:
         measure = exact.astype(np.float64) if exact is not None else originals[0]
         if measure.shape != got.shape:  # the float64 graph took another branch
             measure, exact = originals[0], None
+        originals = [o for o in originals if o.shape == got.shape]  # onnx's evaluator may read an attribute otherwise
         with np.errstate(all="ignore"):
             return self._floats(check, measure, originals, got, float_type(data_type), has_truth=exact is not None)
 

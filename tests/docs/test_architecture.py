@@ -49,12 +49,12 @@ check: __init__ machine result ulp condition exact bench doctor original compari
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dims files text skeleton atomic cut external splice opset commit load weights
-    validity save
+model: __init__ leftovers graphs dims files text skeleton atomic cut external splice commit load weights validity
+    opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
-recognise: __init__ match scopes element_types folding sameness refusal bindings inference factor sizes facts state
-    leading our_nodes checks fused_forms magnitude residual rounding step square keepdims normalised output statistic
-    reduction variance grammar ending engine
+recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
+    size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step square keepdims
+    normalised output statistic reduction variance grammar ending engine
 run: __init__ binary imports inputs nvidia ort runnable traces toolchain library providers registering runner session
 tvm: compiling __init__
 tvm/artefact: __init__ cubin description linking weights load

@@ -175,7 +175,8 @@ class _Path:
             self.find(f"save {form}", "no longer valid", now)
         loaded = self.step(f"load {form} again", rmsnorm_deploy.fuse, output, form=form)
         if loaded is None:
-            self.find(f"load {form} again", "refuses what was saved")
+            if not self.complaint:
+                self.find(f"load {form} again", "refuses what was saved")
         elif not loaded[1].fused and form != "onnx":
             again = loaded[0].SerializeToString(deterministic=True)
             if again != fused.SerializeToString(deterministic=True):

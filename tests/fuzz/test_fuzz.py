@@ -31,13 +31,13 @@ def quiet(text):
 
 
 def test_models():
-    faults, counts = models.campaign(SEED, 0, 150, None, quiet)
+    faults, counts = models.campaign(SEED, 0, 100, None, quiet)
     assert not faults
     # what runs nothing, or fuses nothing, shows nothing
-    assert counts["models with norms"] > 60
-    assert sum(n for what, n in counts.items() if what.startswith("ran ")) > 60
-    assert counts["compared in float64"] > 20
-    assert counts["explain refused"] > 3
+    assert counts["models with norms"] > 40
+    assert sum(n for what, n in counts.items() if what.startswith("ran ")) > 40
+    assert counts["compared in float64"] > 10
+    assert counts["explain refused"] > 2
 
 
 def test_octets():
