@@ -255,7 +255,11 @@ def test_imports_are_read_from_a_file_and_from_bytes(tmp_path):
     assert {i.domain: i.version for i in onnx.load_from_string(with_import(data, "more")).opset_import}["more"] == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"text", b"\x18\0\0\0ORTM\0\0", b"\xff" * 20, os.urandom(64)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"text", b"\x18\0\0\0ORTM\0\0", b"\xff" * 20, np.random.default_rng(1).bytes(64)],
+    ids=["nothing", "text", "ort", "ones", "noise"],
+)
 def test_what_is_no_model_imports_nothing_that_is_known(data, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(data)
