@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv clean fuzz gpu-check
+.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -78,6 +78,19 @@ fuzz: venv
 	    "folders $(FUZZ_FOLDERS)" "logs $(FUZZ_FOLDERS)"; do \
 	    set -- $$kind; $(BIN)/python -m tests.fuzz $$1 --seed $(FUZZ_SEED) --count $$2 || failed=1; \
 	done; test -z "$$failed"
+
+# What each runtime makes of each form of output; it makes an environment of its own with them.
+runtimes: venv
+	$(BIN)/python -m benchmarks.runtimes
+
+# Fusing before and after other tools; those that are no dependency are put beside the environment.
+pipelines: venv .venvs/pipelines/ready
+	PYTHONPATH=.venvs/pipelines $(BIN)/python -m benchmarks.pipelines
+
+.venvs/pipelines/ready: | venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .venvs/pipelines \
+		onnxconverter-common==1.16.0 onnxslim==0.1.98 onnxsim==0.8.1 colorama
+	touch $@
 
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
 gpu-check:

@@ -1,7 +1,5 @@
 """Sessions that replace onnxruntime's own norms, of models in which its optimizer makes operators of another domain."""
 
-import os
-
 import numpy as np
 import onnx
 import onnx_ir
