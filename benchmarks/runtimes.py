@@ -34,7 +34,7 @@ PACKAGES = {
     "tract": ["tract==0.23.9"],
     "IREE": ["iree-base-compiler[onnx]==3.13.0", "iree-base-runtime==3.13.0"],
     "MNN": ["MNN==3.6.1"],
-    "pnnx": ["pnnx"],
+    "pnnx": ["--no-deps", "pnnx"],  # it asks for PyTorch, which its converter does not need
 }
 FORMS = ("original", *NAMES)
 LIMITS = {"float32": 1e-3, "float16": 3e-2}

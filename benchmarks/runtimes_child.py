@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -111,7 +112,7 @@ def pnnx(path: Path, feeds: Feeds) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(path, folder))
         shapes = ",".join(f"[{','.join(map(str, a.shape))}]{_short(a)}" for a in feeds.values())
-        _call(Path(sys.executable).parent / "pnnx", copy, f"inputshape={shapes}", cwd=folder)
+        _call(Path(sysconfig.get_path("purelib")) / "pnnx" / "pnnx", copy, f"inputshape={shapes}", cwd=folder)
         text = copy.with_suffix(".pnnx.param").read_text()
     if "rmsnorm_deploy" in text or "RMSNorm " in text:
         raise ValueError("our operator stays, which nothing else knows")
