@@ -1,4 +1,4 @@
-"""The operators as model-local functions of standard operators, so that a fused model runs in every runtime."""
+"""The operators as model-local functions of standard operators: a fused model runs wherever functions are known."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.form import OutputForm
 
 DEFAULT = "plugin"
-"""The form that expresses every norm; the others refuse some."""
+"""The form of a new output: it expresses every norm, as `standard` does; the others refuse some."""
 
 NAMES = tuple(sorted((m.name for m in pkgutil.iter_modules(__path__)), key=lambda name: (name != DEFAULT, name)))
 """Every form, the default one first."""
