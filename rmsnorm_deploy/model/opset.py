@@ -10,7 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
-from rmsnorm_deploy.model.validity import complaint
+from rmsnorm_deploy.model.validity import complaint, with_stated_types
 
 _ASIDE = "rmsnorm_deploy.aside"
 """A domain for operators that the converter does not know: it leaves those of other domains as they are."""
@@ -30,7 +30,9 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
     aside = _set_aside(skeleton)
     proto = ir.to_proto(skeleton)
-    found = complaint(proto, full=False)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    found = complaint(with_stated_types(copy), full=False)
     if found:  # the converter ends the process at an attribute of another type than the operator has
         raise ValueError(f"the model is not valid: {found}")
     try:

@@ -8,7 +8,7 @@ import onnx
 
 from rmsnorm_deploy.errors import ModelError, first_line
 from rmsnorm_deploy.model.atomic import write_new
-from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
 from rmsnorm_deploy.model.load import load_model
 from rmsnorm_deploy.model.skeleton import is_large, is_left_out, without_weights
 
@@ -134,9 +134,15 @@ def _accepted_elsewhere(file: Path) -> onnx.ModelProto:
     proto.opset_import.add(domain=_UNCHECKED, version=1)
     for function in proto.functions:
         function.opset_import.add(domain=_UNCHECKED, version=1)
-    for value in (*proto.graph.input, *proto.graph.output):
-        if value.type.WhichOneof("value") in (None, "tensor_type"):
-            tensor = value.type.tensor_type
-            tensor.shape.SetInParent()
-            tensor.elem_type = tensor.elem_type or onnx.TensorProto.FLOAT
+    return with_stated_types(proto)
+
+
+def with_stated_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, whose inputs and outputs without a type or shape have got some, for the checker's eyes only."""
+    for graph in graphs_of(proto):
+        for value in (*graph.input, *graph.output):
+            if value.type.WhichOneof("value") in (None, "tensor_type"):
+                tensor = value.type.tensor_type
+                tensor.shape.SetInParent()
+                tensor.elem_type = tensor.elem_type or onnx.TensorProto.FLOAT
     return proto

@@ -90,14 +90,11 @@ class _Body(formula.Writer[str]):
         self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 1))
         return mean
 
-    def plus(self, value: str, attribute: str) -> str:
-        return self.add("Add", [value, self.float_attribute(attribute)])
+    def combined(self, op_type: str, value: str, attribute: str) -> str:
+        return self.add(op_type, [value, self.float_attribute(attribute)])
 
     def root(self, value: str) -> str:
         return self.add("Sqrt", [value])
-
-    def at_least(self, value: str, attribute: str) -> str:
-        return self.add("Max", [value, self.float_attribute(attribute)])
 
     def divided(self, x: str, rms: str) -> str:
         return self.cast(self.add("Div", [x, rms]), "scale_type")

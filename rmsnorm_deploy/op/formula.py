@@ -27,14 +27,11 @@ class Writer(Protocol[Value]):
     def mean_square(self, x: Value) -> Value:
         """The mean of the squares over ``axes``."""
 
-    def plus(self, value: Value, attribute: str) -> Value:
-        """``value`` plus a float attribute."""
+    def combined(self, op_type: str, value: Value, attribute: str) -> Value:
+        """``value`` combined by ``op_type`` with a float attribute."""
 
     def root(self, value: Value) -> Value:
         """The square root."""
-
-    def at_least(self, value: Value, attribute: str) -> Value:
-        """``value``, or a float attribute where that is larger."""
 
     def divided(self, x: Value, rms: Value) -> Value:
         """``x / rms``, rounded to ``scale_type``."""
@@ -55,8 +52,10 @@ def write(op: Op, to: Writer[Value]) -> None:
     """
     general = op is Op.GENERAL_RMS_NORM
     x = to.total() if "residual" in op.inputs else to.wide("X")
-    rms = to.root(to.plus(to.mean_square(to.first_features(x) if general else x), "epsilon"))
+    measured = to.first_features(x) if general else x
+    rms = to.root(to.combined("Add", to.mean_square(measured), "epsilon"))
     if general:
-        rms = to.at_least(to.plus(rms, "epsilon_outside"), "rms_floor")
+        rms = to.combined("Add", rms, "epsilon_outside")
+        rms = to.combined("Max", rms, "rms_floor")
     y = to.applied("Mul", to.divided(x, rms), "scale")
     to.finish(to.applied("Add", y, "bias") if general else y)

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rmsnorm_deploy import explain, fuse
+from rmsnorm_deploy.recognise import engine
 
 node = helper.make_node
 VALUE = ("x", TensorProto.FLOAT, ["b", 5, 8]), ("y", TensorProto.FLOAT, ["b", 5, 8])
@@ -107,9 +108,21 @@ def test_the_candidate_is_answered_and_the_others_are_fused(tmp_path, name, form
         fuse(given, form="plugin")
 
 
-def test_what_cannot_be_read_is_a_miss_with_a_reason(tmp_path):
+def test_a_constant_whose_data_do_not_fit_is_a_miss_with_a_reason():
     report = explain(CASES["too much data"])
     assert [f.output for f in report.fused] == ["whole"]
     (miss,) = report.near_misses
-    assert "cannot be read: ValueError" in miss.reason
-    assert "please report" in miss.hint
+    assert "'odd' is not a constant" in miss.reason
+
+
+def test_what_cannot_be_read_is_a_miss_with_a_reason(monkeypatch):
+    def fail(facts, reduction):
+        raise ValueError("not to be read")
+
+    monkeypatch.setattr(engine, "open_candidate", fail)
+    report = explain(CASES["a negative epsilon"])
+    assert not report.fused
+    assert report.near_misses
+    for miss in report.near_misses:
+        assert "cannot be read: ValueError: not to be read" in miss.reason
+        assert "please report" in miss.hint

@@ -92,21 +92,15 @@ class _Steps(formula.Writer[ir.Value]):
             del attributes["axes"]
         return self._draft.node("ReduceMean", inputs, "mean", dtype=self._wide, attributes=attributes)
 
-    def plus(self, value: ir.Value, attribute: str) -> ir.Value:
+    def combined(self, op_type: str, value: ir.Value, attribute: str) -> ir.Value:
         number = getattr(self._parameters, attribute)
         # an epsilon of 0 is added, too: runtimes look for the Add
         if number == 0.0 and attribute != "epsilon" and attribute not in self._match.references:
             return value
-        return self._with("Add", value, attribute, number)
+        return self._with(op_type, value, attribute, number)
 
     def root(self, value: ir.Value) -> ir.Value:
         return self._draft.node("Sqrt", [value], "rms", dtype=self._wide)
-
-    def at_least(self, value: ir.Value, attribute: str) -> ir.Value:
-        number = getattr(self._parameters, attribute)
-        if number == 0.0 and attribute not in self._match.references:
-            return value
-        return self._with("Max", value, attribute, number)
 
     def divided(self, x: ir.Value, rms: ir.Value) -> ir.Value:
         quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._match.x)

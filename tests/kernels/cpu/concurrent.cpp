@@ -34,6 +34,7 @@ struct Value {
 };
 struct TensorInfo {
   std::vector<std::int64_t> shape;
+  int type = RMS_NORM_FLOAT32;
 };
 struct CustomOpDomain {
   std::vector<const CustomOp*> ops;
@@ -199,8 +200,16 @@ Status* parallel_for(const KernelContext*, void (*work)(void*, std::size_t), std
   return nullptr;
 }
 
-Status* known_shape(const ShapeContext* context, std::size_t, const TensorInfo** info) {
+Status* known_shape(ShapeContext* context, std::size_t, TensorInfo** info) {
   *info = &context->input;
+  return nullptr;
+}
+Status* type_of(const TensorInfo* info, int* type) {
+  *type = info->type;
+  return nullptr;
+}
+Status* set_type(TensorInfo* info, int type) {
+  info->type = type;
   return nullptr;
 }
 Status* inferred_shape(ShapeContext* context, std::size_t index, const TensorInfo* info) {
@@ -236,6 +245,8 @@ void fill_table() {
   set(GetTensorMutableData, data_of);
   set(KernelContext_ParallelFor, parallel_for);
   set(ShapeInferContext_GetInputTypeShape, known_shape);
+  set(GetTensorElementType, type_of);
+  set(SetTensorElementType, set_type);
   set(ShapeInferContext_SetOutputTypeShape, inferred_shape);
 }
 

@@ -57,7 +57,7 @@ def compile_binding(ops, folder):
     """Object files of the onnxruntime binding, with the ops for a GPU registered for the CPU provider."""
     folder.mkdir(parents=True, exist_ok=True)
     sources = [*(ops / "ort").glob("*.cpp"), *(ops / "ort" / "ours").glob("*.cpp")]
-    sources = [SHIM / "binding.cpp", *sorted(s for s in sources if s.stem != "providers")]
+    sources = [SHIM / "binding.cpp", ops / "cpu" / "cache.cpp", *sorted(s for s in sources if s.stem != "providers")]
     targets = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
 
     def one(job):
