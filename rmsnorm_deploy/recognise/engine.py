@@ -158,7 +158,8 @@ class _Candidate:
         except Exception as error:  # a damaged constant, attribute or type can be wrong in any way
             reason = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
             hint = "see what onnx.checker.check_model(path) says; if it says nothing, please report this"
-            return [Miss(self.site, self.stage, reason, self.site.node, hint=hint)]
+            stage = max(self.stage, Stage.SQUARE)  # it may be a norm, so it counts as one that was missed
+            return [Miss(self.site, stage, reason, self.site.node, hint=hint)]
 
     def _followed(self) -> list[Match | Miss]:
         opened = fused_forms.open_fused(self.facts, self.site, self.node)

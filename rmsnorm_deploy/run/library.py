@@ -31,6 +31,9 @@ def _candidates() -> Iterator[Path]:
         yield Path(folder) / "rmsnorm_deploy" / "lib" / _library_name()
 
 
+_HINT = f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} is set, unset it or name a built {_library_name()}"
+
+
 def library_path(*, override: bool = False) -> Path:
     """The native library with the custom operators, as an absolute path.
 
@@ -79,17 +82,20 @@ def opened(library: Path, *, override: bool = False) -> ctypes.CDLL:
     Raises:
         MissingEnvironment: the file is cut off, is for another machine, or is no such library.
     """
-    hint = f"reinstall rmsnorm-deploy; where {LIBRARY_VARIABLE} is set, unset it or name a built {_library_name()}"
-    if problem := unloadable(library):
-        raise MissingEnvironment(f"the library {library} {problem}", hint)
-    try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise MissingEnvironment(f"the library {library} cannot be loaded: {error}", hint) from error
+    loaded = _loaded(library)
     # the two take the same calls, and only the one with our own operators exports the kernels
     if not hasattr(loaded, "RegisterCustomOps") or hasattr(loaded, "rmsnorm_deploy_cpu_isa_at") == override:
-        raise MissingEnvironment(f"{library} is another library than {_library_name(override=override)}", hint)
+        raise MissingEnvironment(f"{library} is another library than {_library_name(override=override)}", _HINT)
     return loaded
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    if problem := unloadable(library):
+        raise MissingEnvironment(f"the library {library} {problem}", _HINT)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise MissingEnvironment(f"the library {library} cannot be loaded: {error}", _HINT) from error
 
 
 def instruction_sets(library: Path) -> tuple[str, ...]:
@@ -114,10 +120,10 @@ def cuda_architectures(library: Path) -> tuple[str, ...]:
     """The GPU architectures that a library file has kernels for, such as ``("80-real", "90-real", "100")``.
 
     Those that end in ``-real`` have machine code only, the others also PTX, which newer GPUs run. Empty for a library
-    that was built without CUDA, and for a file that is not such a library.
+    that was built without CUDA, and for a file that has no such kernels. One that has nothing else is asked, too.
     """
     try:
-        function = opened(library).rmsnorm_deploy_cuda_architectures
+        function = _loaded(library).rmsnorm_deploy_cuda_architectures
     except (MissingEnvironment, AttributeError):
         return ()
     function.restype = ctypes.c_char_p
