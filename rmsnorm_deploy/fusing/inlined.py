@@ -56,8 +56,15 @@ def free_names(graphs: Sequence[Scope], touched: Touched) -> dict[str, str]:
 
 def has_inlined_names(graphs: Sequence[Scope]) -> bool:
     """Whether anything in the main graph or its subgraphs has such a name."""
-    nodes = (n for g in graphs if isinstance(g.root, ir.Graph) for n in g.nodes)
-    return any(_is_inlined(n.name) for n in nodes) or any(_is_inlined(v.name) for v in _values(graphs))
+    for graph in graphs:
+        if not isinstance(graph.root, ir.Graph):
+            continue
+        if isinstance(graph.graph, ir.Graph) and any(_is_inlined(name) for name in graph.graph.initializers):
+            return True
+        # every node of every model passes here
+        if any(_is_inlined(node.name) or any(_is_inlined(o.name) for o in node.outputs) for node in graph.nodes):
+            return True
+    return False
 
 
 def _is_inlined(name: str | None) -> bool:

@@ -39,20 +39,22 @@ def walk(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphProto |
     Args:
         root: a graph or a local function; of a model the main graph, the training graphs and the local functions.
     """
-    if isinstance(root, ModelProto):
-        yield from walk(root.graph)
-        for training in root.training_info:
-            yield from walk(training.initialization)
-            yield from walk(training.algorithm)
-        for function in root.functions:
-            yield from walk(function)
-        return
-    if isinstance(root, GraphProto):
-        yield root
-    for node in root.node:
-        yield node
-        for _, _, graph in subgraphs(node):
-            yield from walk(graph)
+    for part in _parts(root):
+        if isinstance(part, GraphProto):
+            yield part
+        for node in part.node:
+            yield node
+            if node.attribute:
+                for _, _, graph in subgraphs(node):
+                    yield from walk(graph)
+
+
+def _parts(root: ModelProto | GraphProto | FunctionProto) -> list[GraphProto | FunctionProto]:
+    """The graphs and functions that :func:`walk` begins with."""
+    if not isinstance(root, ModelProto):
+        return [root]
+    training = [graph for t in root.training_info for graph in (t.initialization, t.algorithm)]
+    return [root.graph, *training, *root.functions]
 
 
 def nodes_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
@@ -61,8 +63,14 @@ def nodes_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProt
 
 
 def graphs_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphProto]:
-    """The graphs of :func:`walk`."""
-    return (found for found in walk(root) if isinstance(found, GraphProto))
+    """The graphs of :func:`walk`, without a step for each node: most have no attribute that could hold one."""
+    for part in _parts(root):
+        if isinstance(part, GraphProto):
+            yield part
+        for node in part.node:
+            if node.attribute:
+                for _, _, graph in subgraphs(node):
+                    yield from graphs_of(graph)
 
 
 def ir_subgraphs(node: ir.Node) -> Iterator[tuple[str, int, int, ir.Graph]]:

@@ -172,11 +172,14 @@ def _without_made_up_names(model: onnx.ModelProto) -> frozenset[str]:
     kept = {d.dim_param for g in graphs for v in g.input for d in v.type.tensor_type.shape.dim if d.dim_param}
     named = []
     for graph in graphs:
+        values = (*graph.value_info, *graph.output)
+        stated = [(v.name, [d for d in v.type.tensor_type.shape.dim if d.dim_param]) for v in values]
+        if not any(dims for _, dims in stated):
+            continue
         # what onnx knows nothing of keeps its names: nothing could be found out
         opaque = {name for node in graph.node if node.domain not in AI_ONNX for name in node.output}
-        for value in (*graph.value_info, *graph.output):
-            dims = [d for d in value.type.tensor_type.shape.dim if d.dim_param]
-            if value.name in opaque:
+        for name, dims in stated:
+            if name in opaque:
                 kept.update(d.dim_param for d in dims)
             else:
                 named += dims
@@ -249,10 +252,9 @@ def _stand_in(graph: onnx.GraphProto, same: dict[str, str]) -> None:
 
 def _stand_in_for_ours(nodes: MutableSequence[onnx.NodeProto]) -> None:
     """In the copy, put Identity where our nodes stand: a file may lack their bodies, and inference would end there."""
-    for i in reversed(range(len(nodes))):
+    places = [i for i, node in enumerate(nodes) if is_ours(node.domain, node.op_type) and node.input]
+    for i in reversed(places):
         node = nodes[i]
-        if not is_ours(node.domain, node.op_type) or not node.input:
-            continue
         named = [output for output in node.output if output]
         for output in reversed(named[1:]):
             nodes.insert(i + 1, onnx.NodeProto(op_type="Identity", input=node.input[:1], output=[output]))

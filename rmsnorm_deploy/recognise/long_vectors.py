@@ -7,11 +7,12 @@ an input of the graph here, of the type and shape that inference without data ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
 
@@ -28,18 +29,27 @@ _MAKERS = frozenset(
 )
 """Operators that make a vector as long as a number says, and those that make such a number of another."""
 
+Number = TensorProto | int | list[int]
+Numbers = Sequence[tuple[str, Number]]
+
 
 def is_safe(model: onnx.ModelProto) -> bool:
     """Whether nothing in the model looks like a long vector; a quick look, which is enough for nearly every model."""
-    return not _declares_long_vectors(model) and not _makes_long_vectors(model)
+    graphs, nodes = _looked_at(model)
+    numbers = list(_numbers(graphs, nodes))
+    return not _declares_long_vectors(graphs, numbers) and not _makes_long_vectors(nodes, numbers)
 
 
-def _declares_long_vectors(model: onnx.ModelProto) -> bool:
+def _looked_at(model: onnx.ModelProto) -> tuple[list[GraphProto], list[NodeProto]]:
+    """The graphs of a model, and those of its nodes that constants and makers of vectors are among."""
+    return list(graphs_of(model)), [n for n in nodes_of(model) if n.op_type in _MAKERS or n.op_type == "Constant"]
+
+
+def _declares_long_vectors(graphs: Iterable[GraphProto], numbers: Numbers) -> bool:
     followed: set[str] = set()
     flattened: set[str] = set()
-    single: set[str] = set()
-    single |= {name for name, number in _numbers(model) if isinstance(number, list) and len(number) == 1}
-    for graph in graphs_of(model):
+    single = {name for name, number in numbers if isinstance(number, list) and len(number) == 1}
+    for graph in graphs:
         for value in (*graph.input, *graph.value_info, *graph.output):
             sizes = [d.dim_value for d in value.type.tensor_type.shape.dim]
             if _product(sizes) > (MOST_ELEMENTS if len(sizes) == 1 else _MOST_FLAT):
@@ -47,9 +57,10 @@ def _declares_long_vectors(model: onnx.ModelProto) -> bool:
         vectors = {t.name for t in graph.initializer if len(t.dims) == 1 and t.dims[0] > MOST_ELEMENTS}
         single |= {t.name for t in graph.initializer if list(t.dims) == [1]}
         for node in graph.node:
-            if node.op_type in _FOLLOWED and vectors:
+            op_type = node.op_type
+            if vectors and op_type in _FOLLOWED:
                 followed.update(vectors.intersection(node.input))
-            elif node.op_type == "Reshape" and len(node.input) > 1 and node.input[1] in single:
+            elif op_type == "Reshape" and len(node.input) > 1 and node.input[1] in single:
                 flattened.add(node.input[0])
         if followed or any(t.name in flattened for t in graph.initializer):
             return True
@@ -57,18 +68,15 @@ def _declares_long_vectors(model: onnx.ModelProto) -> bool:
 
 
 def _product(sizes: list[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= max(size, 1)
-    return product
+    return math.prod(max(size, 1) for size in sizes)
 
 
-def _makes_long_vectors(model: onnx.ModelProto) -> bool:
+def _makes_long_vectors(nodes: Iterable[NodeProto], found_numbers: Numbers) -> bool:
     """Whether constants, or vectors put together, may become a longer vector than one that is followed."""
-    numbers = dict(_numbers(model))
+    numbers = dict(found_numbers)
     large = {name for name, number in numbers.items() if _is_large(number, MOST_ELEMENTS)}
     tiles = 0
-    for node in nodes_of(model):
+    for node in nodes:
         if node.op_type not in _MAKERS:
             continue
         if not large.isdisjoint(node.input):
@@ -86,10 +94,11 @@ def _makes_long_vectors(model: onnx.ModelProto) -> bool:
     return False
 
 
-def _numbers(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto | int | list[int]]]:
-    for graph in graphs_of(model):
+def _numbers(graphs: Iterable[GraphProto], nodes: Iterable[NodeProto]) -> Iterator[tuple[str, Number]]:
+    """The constants of a model by name, which need not be unique: graphs beside each other may use one twice."""
+    for graph in graphs:
         yield from ((t.name, t) for t in graph.initializer)
-    for node in nodes_of(model):
+    for node in nodes:
         if node.op_type == "Constant" and node.output:
             for attribute in node.attribute:
                 if attribute.HasField("t"):
@@ -100,7 +109,7 @@ def _numbers(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto | int | 
                     yield node.output[0], list(attribute.ints)
 
 
-def _is_large(number: TensorProto | int | list[int], most: int) -> bool:
+def _is_large(number: Number, most: int) -> bool:
     if isinstance(number, TensorProto):
         whole = number.data_type in (TensorProto.INT64, TensorProto.INT32)
         if not whole or number.data_location == TensorProto.EXTERNAL or _product(list(number.dims)) > 64:
@@ -124,7 +133,8 @@ def shortened(model: onnx.ModelProto, inferred: onnx.ModelProto) -> onnx.ModelPr
     """
     if any(node.op_type in _MAKERS for f in model.functions for node in nodes_of(f)):
         return None
-    unknown_may_be_long = _makes_long_vectors(model)
+    graphs, nodes = _looked_at(model)
+    unknown_may_be_long = _makes_long_vectors(nodes, list(_numbers(graphs, nodes)))
     types: dict[str, TypeProto] = {}
     for graph in graphs_of(inferred):
         types.update((v.name, v.type) for v in (*graph.input, *graph.value_info, *graph.output))
