@@ -22,7 +22,6 @@ from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs, opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.match import Match
-from rmsnorm_deploy.recognise.our_nodes import op_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def apply(plan: Plan) -> Changes:
     norms = [rewriter.replace(match) for match in plan.matches]
     removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
     rewriter.sort()
-    if any(op_of(match.nodes[-1]) is not None for match in plan.matches):
+    if plan.ours:
         clear(plan.model)
     bodies = _supply(plan)
     rewriter.copy_functions(plan)
@@ -127,7 +126,7 @@ class _Rewriter:
         """One function for each epsilon, where the calls of one give several."""
         made, calls = make_copies(plan.model, plan.scopes, plan.copies)
         self._touched.functions.update(made)
-        for node, _ in calls:
+        for node in calls:
             self._touched.node(node)
 
     def sort(self) -> None:

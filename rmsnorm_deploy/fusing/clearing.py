@@ -14,9 +14,7 @@ def clear(model: ir.Model) -> None:
     Args:
         model: the model; changed.
     """
-    functions = model.functions
-    roots: list[ir.Graph | ir.Function] = [model.graph, *functions.values()]
-    called = {n.op_identifier() for root in roots for n in root.all_nodes()}
+    functions, called = model.functions, called_in(model)
     for identifier in [i for i in functions if is_ours(i[0], i[1]) and i not in called]:
         del functions[identifier]
     for function in functions.values():
@@ -24,6 +22,12 @@ def clear(model: ir.Model) -> None:
             function.opset_imports.pop(DOMAIN, None)
     if not _calls_us(model.graph) and not any(domain == DOMAIN for domain, _, _ in functions):
         model.opset_imports.pop(DOMAIN, None)
+
+
+def called_in(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """The operators and functions that nodes of a model call, those of subgraphs and functions included."""
+    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    return {n.op_identifier() for root in roots for n in root.all_nodes()}
 
 
 def _calls_us(root: ir.Graph | ir.Function) -> bool:

@@ -43,16 +43,14 @@ def parameters_of(match: Match, binding: Binding) -> Match:
     return dataclasses.replace(match, parameters=parameters, references={}, notes=notes)
 
 
-def make_copies(
-    model: ir.Model, graphs: Sequence[Scope], copies: Copies
-) -> tuple[list[ir.Function], list[tuple[ir.Node, ir.Graph | ir.Function]]]:
+def make_copies(model: ir.Model, graphs: Sequence[Scope], copies: Copies) -> tuple[list[ir.Function], list[ir.Node]]:
     """Copy functions of ``model``, in place, and let each call call the copy with its attributes.
 
     Returns:
-        The copies, and the calls that changed, each with the graph that it stands in.
+        The copies, and the calls that changed.
     """
     made: list[ir.Function] = []
-    changed: list[tuple[ir.Node, ir.Graph | ir.Function]] = []
+    changed: list[ir.Node] = []
     for function, bindings in copies.items():
         calls = _calls(graphs, function)
         functions = [function]
@@ -72,8 +70,7 @@ def make_copies(
             index = next(i for i, binding in enumerate(bindings) if equal_bindings(binding, attributes))
             if index:
                 node.op_type = functions[index].name
-                assert node.graph is not None
-                changed.append((node, node.graph))
+                changed.append(node)
         made += functions[1:]
     return made, changed
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.model.graphs import AI_ONNX
+from rmsnorm_deploy.model.graphs import opset_in
 from rmsnorm_deploy.recognise.match import Match
 
 METADATA = "rmsnorm_deploy."
@@ -77,7 +77,7 @@ class Draft:
     @property
     def opset(self) -> int:
         """Of ai.onnx, as the nodes have to be written."""
-        return next((self.imports[name] for name in AI_ONNX if name in self.imports), 0)
+        return opset_in(self.imports)
 
     def operands(self) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
         """x, residual and the sum, with the addition or the Cast in front of them written out where it has to be."""

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.fusing.clearing import called_in
 from rmsnorm_deploy.fusing.foreign import FOREIGN, Identifier, move_foreign
 from rmsnorm_deploy.fusing.inlined import free_names, has_inlined_names, lost_norms
 from rmsnorm_deploy.fusing.names import Names
@@ -214,8 +215,7 @@ class _Mending:
             touched.functions.add(functions[identifier])
         if ops:
             self._model.ir_version = max(self._model.ir_version, MIN_IR_VERSION)
-        roots: list[ir.Graph | ir.Function] = [self._model.graph, *functions.values()]
-        called = {n.op_identifier() for root in roots for n in root.all_nodes()}
+        called = called_in(self._model)
         for identifier, op in self._ours.items():
             if identifier not in called and identifier[1:] != (op.value, ""):
                 del functions[identifier]

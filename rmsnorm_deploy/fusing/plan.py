@@ -63,6 +63,11 @@ class Plan:
     copies: Copies = dataclasses.field(default_factory=dict)
 
     @property
+    def ours(self) -> int:
+        """How many of the norms are nodes of ours, which go."""
+        return sum(op_of(match.nodes[-1]) is not None for match in self.matches)
+
+    @property
     def writer(self) -> OutputForm:
         """Writes the norms."""
         return writer_of(self.form)
@@ -86,8 +91,8 @@ class Plan:
             fused: the norms as they were written; None where nothing was changed.
         """
         done = fused is not None
-        ours = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
-        already = ours - self.unfused - sum(op_of(match.nodes[-1]) is not None for match in self.matches)
+        given = sum(n for name, n in self.ops.items() if name.startswith(f"{DOMAIN}::"))
+        already = given - self.unfused - self.ours
         warnings = list(self.mended.warnings)
         if self.mended.inlined > len(self.matches) or (self.mended.inlined and not done):
             warnings.append(about_inlined(self.mended.inlined))

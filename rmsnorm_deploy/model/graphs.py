@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -20,7 +20,12 @@ def opset_of(model: ModelProto | ir.Model | ir.Function) -> int:
     """The ai.onnx opset of a model or a local function; 0 where it names none."""
     if isinstance(model, ModelProto):
         return next((o.version for o in model.opset_import if o.domain in AI_ONNX), 0)
-    return next((model.opset_imports[name] for name in AI_ONNX if name in model.opset_imports), 0)
+    return opset_in(model.opset_imports)
+
+
+def opset_in(imports: Mapping[str, int]) -> int:
+    """The ai.onnx opset among versions of domains; 0 where there is none."""
+    return next((imports[name] for name in AI_ONNX if name in imports), 0)
 
 
 def subgraphs(node: NodeProto) -> Iterator[tuple[str, int, GraphProto]]:

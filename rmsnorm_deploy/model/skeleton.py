@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
@@ -73,15 +73,10 @@ def ir_without_weights(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorPr
     """
     copy = model.clone()
     left: dict[str, ir.TensorProtocol] = {}
-    for graph in copy.graphs():
-        for name, value in graph.initializers.items():
-            tensor = value.const_value
-            if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes <= _LARGEST:
-                continue
-            location = f"{_NOWHERE}/{len(left)}"
-            left[location] = tensor
-            shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
-            value.const_value = ir.ExternalTensor(location, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    for value, tensor in _large(copy):
+        location = f"{_NOWHERE}/{len(left)}"
+        left[location] = tensor
+        value.const_value = _ir_reference(value, tensor, location)
     return copy, left
 
 
@@ -92,18 +87,28 @@ def ir_skeleton(model: ir.Model) -> onnx.ModelProto:
     """
     left: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
-        for graph in model.graphs():
-            for name, value in graph.initializers.items():
-                tensor = value.const_value
-                if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes <= _LARGEST:
-                    continue
-                left.append((value, tensor))
-                shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
-                value.const_value = ir.ExternalTensor(_NOWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+        for value, tensor in _large(model):
+            left.append((value, tensor))
+            value.const_value = _ir_reference(value, tensor, _NOWHERE)
         return ir.to_proto(model)
     finally:
         for value, tensor in left:
             value.const_value = tensor
+
+
+def _large(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The initializers of a model that its copies leave out, with their data."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > _LARGEST:
+                yield value, tensor
+
+
+def _ir_reference(value: ir.Value, tensor: ir.TensorProtocol, location: str) -> ir.ExternalTensor:
+    """As :func:`reference`, of an initializer of onnx_ir."""
+    shape = ir.Shape([int(d) for d in tensor.shape])  # type: ignore[arg-type]
+    return ir.ExternalTensor(location, 0, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
 
 
 def put_back(model: ir.Model, left: dict[str, ir.TensorProtocol]) -> int:

@@ -45,7 +45,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             hint="onnxruntime fuses it into LayerNormalization",
             weight=3,
         )
-    if 0 in (_size(facts.shape(state.x), state.source.axes), *(facts.shape(state.scale) or ())):
+    if 0 in (facts.size(state.x, state.source.axes), *(facts.shape(state.scale) or ())):
         raise Refusal(
             "normalises a dimension of no elements, which onnxruntime's own norms refuse",
             expected="at least one feature",
@@ -85,7 +85,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             expected=f"{LEAST_RMS:g} or more",
             found=f"{state.least:g}",
         )
-    source_size = _size(facts.shape(x), state.source.axes)
+    source_size = facts.size(x, state.source.axes)
     values = {n: state.attribute(n) for n in attribute_names(Op.GENERAL_RMS_NORM) if n in state.attributes}
     for name, value in values.items():
         _fits_float32(name, value)
@@ -147,17 +147,6 @@ def _tempts_onnxruntime(facts: Facts, value: ir.Value, x: ir.Value) -> bool:
 def _name(facts: Facts, value: ir.Value) -> str:
     dtype = facts.dtype(value)
     return "unknown" if dtype is None else dtype.name
-
-
-def _size(shape: object, axes: tuple[int, ...]) -> int | None:
-    if not isinstance(shape, tuple):
-        return None
-    size = 1
-    for axis in axes:
-        if not isinstance(shape[axis], int):
-            return None
-        size *= shape[axis]
-    return size
 
 
 def _factor(state: State, types: list[ir.DataType]) -> float:

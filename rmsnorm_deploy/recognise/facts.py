@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -147,6 +148,14 @@ class Facts:
         """Number of dimensions, or None."""
         shape = self.shape(value)
         return None if shape is None else len(shape)
+
+    def size(self, value: ir.Value | None, axes: Iterable[int]) -> int | None:
+        """Number of elements in some dimensions of ``value``, or None where one of them is not known."""
+        shape = self.shape(value)
+        if shape is None:
+            return None
+        sizes = [shape[axis] if -len(shape) <= axis < len(shape) else None for axis in axes]
+        return math.prod(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None
 
     def shapes(self, value: ir.Value) -> tuple[Shape, ...]:
         """The dimensions under every set of names that they have; none where even the rank is unknown."""

@@ -107,7 +107,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         scale_dtype=facts.dtype(scale) or ir.DataType(parameters.output_type),
         scale_rank=facts.rank(scale),
         bias=bias,
-        size=_size(shape, parameters.axes),
+        size=facts.size(x, parameters.axes),
         rank=None if shape is None else len(shape),
         nodes=(node,),
         spelling=op.value,
@@ -126,16 +126,3 @@ def _is_neutral(facts: Facts, bias: ir.Value) -> bool:
     return (
         constant is not None and constant.ndim == 0 and bool(constant == 0 and np.signbit(constant.astype(np.float32)))
     )
-
-
-def _size(shape: tuple[int | str | None, ...] | None, axes: tuple[int, ...]) -> int | None:
-    """Elements in the normalised dimensions, where known."""
-    if shape is None or not all(-len(shape) <= axis < len(shape) for axis in axes):
-        return None
-    size = 1
-    for axis in axes:
-        at = shape[axis]
-        if not isinstance(at, int):
-            return None
-        size *= at
-    return size

@@ -37,6 +37,11 @@ class Size:
         return int(self.number) if not self.symbols and float(self.number).is_integer() else None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is an integer whatever the dimensions are, as far as its form tells."""
+        return float(self.number).is_integer() and all(p > 0 and p == int(p) for _, p in self.symbols)
+
+    @property
     def dim(self) -> Dim:
         """As a dimension: an integer, the name of a dimension, or None for anything else."""
         if not self.symbols:

@@ -165,6 +165,15 @@ def _size(o: _Node) -> Held:
     return None if shape is None else (_array([product(shape[0])], ()), True)
 
 
+def _of_unknown_rank(o: _Node, shape: ir.Value | None) -> ir.Value | None:
+    """The value of which ``shape`` is the Shape, where not even its rank is known; else None."""
+    producer = None if shape is None else shape.producer()
+    if producer is None or producer.op_type != "Shape" or producer.attributes:
+        return None
+    value = producer.inputs[0]
+    return value if value is not None and o.sizes._facts.shape(value) is None else None
+
+
 def _gather(o: _Node) -> Held:
     if o.integer("axis", 0) != 0:
         return None
@@ -172,13 +181,11 @@ def _gather(o: _Node) -> Held:
     at = o.integers(1)
     assert index is not None
     shape = o.held(1)[0].shape
-    producer = None if data is None else data.producer()
-    if producer is not None and producer.op_type == "Shape" and not producer.attributes and producer.inputs[0]:
-        whole = producer.inputs[0]
-        if o.sizes._facts.shape(whole) is None:  # of unknown rank: only places from the end are places
-            if at is None or any(a >= 0 for a in at):
-                return None
-            return _array([o.sizes.of_axis(whole, a) for a in at], shape), True
+    whole = _of_unknown_rank(o, data)
+    if whole is not None:  # only places from the end are places
+        if at is None or any(a >= 0 for a in at):
+            return None
+        return _array([o.sizes.of_axis(whole, a) for a in at], shape), True
     array, whole_numbers = o.held(0)
     if at is None or array.ndim != 1 or any(not -len(array) <= a < len(array) for a in at):
         return None
@@ -191,15 +198,12 @@ def _slice(o: _Node) -> Held:
     if starts is None or ends is None or len(starts) != 1 or len(ends) != 1 or (axes or [0]) not in ([0], [-1]):
         return None
     step = (steps or [1])[0]
-    data = o.node.inputs[0]
-    producer = None if data is None else data.producer()
-    if producer is not None and producer.op_type == "Shape" and not producer.attributes and producer.inputs[0]:
-        value = producer.inputs[0]
-        if o.sizes._facts.shape(value) is None:
-            if step != 1 or starts[0] >= 0 or not (ends[0] < 0 or ends[0] >= 2**31 - 1):
-                return None
-            places = range(starts[0], min(ends[0], 0))
-            return _array([o.sizes.of_axis(value, a) for a in places], (len(places),)), True
+    value = _of_unknown_rank(o, o.node.inputs[0])
+    if value is not None:
+        if step != 1 or starts[0] >= 0 or not (ends[0] < 0 or ends[0] >= 2**31 - 1):
+            return None
+        places = range(starts[0], min(ends[0], 0))
+        return _array([o.sizes.of_axis(value, a) for a in places], (len(places),)), True
     array, whole = o.held(0)
     return (array[starts[0] : ends[0] : step], whole) if array.ndim == 1 else None
 
@@ -243,8 +247,8 @@ def _cast(o: _Node) -> Held:
     if to.is_floating_point():
         return array, False
     # a product of whole dimensions stays as it is where an integer type truncates
-    exact = all(float(s.number).is_integer() and all(p > 0 and p == int(p) for _, p in s.symbols) for s in array.flat)
-    return (array, True) if to in (ir.DataType.INT64, ir.DataType.INT32) and exact else None
+    exact = to in (ir.DataType.INT64, ir.DataType.INT32) and all(size.is_whole for size in array.flat)
+    return (array, True) if exact else None
 
 
 def _cast_like(o: _Node) -> Held:
@@ -270,9 +274,7 @@ def _divided(o: _Node) -> Held:
     if any(size.number == 0 for size in right.flat):
         return None
     result = np.asarray(left * right ** np.asarray(-1, object), object)
-    if whole and not all(
-        float(s.number).is_integer() and all(p > 0 and p == int(p) for _, p in s.symbols) for s in result.flat
-    ):
+    if whole and not all(size.is_whole for size in result.flat):
         if any(s.symbols for s in (*left.flat, *right.flat)):
             return None  # rounds to a whole number that is not known
         pairs = np.broadcast_arrays(left, right)

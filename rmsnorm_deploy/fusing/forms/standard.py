@@ -61,15 +61,9 @@ class _Steps(formula.Writer[ir.Value]):
 
     def total(self) -> ir.Value:
         dtype = self._draft.dtype
-        like = self._match.x
-        if dtype == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not add in bfloat16
-            both = [self.wide(name) for name in ("X", "residual")]
-            total = self._cast(self._draft.node("Add", both, "sum_wide", dtype=self._wide, like=like), dtype, "sum")
-        else:
-            both = [self._operand(name, dtype, name) for name in ("X", "residual")]
-            total = self._draft.node("Add", both, "sum", dtype=dtype, like=like)
-        self._sum = total
-        return self._cast(total, self._wide, "X_wide")
+        x, residual = (self._operand(name, dtype, name) for name in ("X", "residual"))
+        self._sum = self._draft.arithmetic("Add", x, residual, "sum", dtype=dtype, like=self._match.x)
+        return self._cast(self._sum, self._wide, "X_wide")
 
     def first_features(self, x: ir.Value) -> ir.Value:
         size = self._parameters.partial_size
@@ -109,14 +103,9 @@ class _Steps(formula.Writer[ir.Value]):
     def applied(self, op_type: str, value: ir.Value, operand: str) -> ir.Value:
         if self._is_neutral(operand):
             return value
-        name, narrow = f"{operand}_{op_type.lower()}", self._narrow
-        other = self._operand(operand, narrow, f"{operand}_cast")
-        kind = narrow
-        if narrow == ir.DataType.BFLOAT16:  # onnxruntime's CPU provider does not multiply in bfloat16
-            kind = self._wide
-            value, other = self._cast(value, kind, f"{operand}_of"), self._cast(other, kind, f"{operand}_wide")
-        result = self._draft.node(op_type, [value, other], name, dtype=kind, like=self._match.x)
-        return self._cast(result, narrow, f"{operand}_rounded")
+        other = self._operand(operand, self._narrow, f"{operand}_cast")
+        name = f"{operand}_{op_type.lower()}"
+        return self._draft.arithmetic(op_type, value, other, name, dtype=self._narrow, like=self._match.x)
 
     def finish(self, value: ir.Value) -> None:
         self._y = self._cast(value, self._draft.dtype, "narrow")
