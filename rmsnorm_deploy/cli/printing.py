@@ -11,8 +11,8 @@ from rmsnorm_deploy.cli.streams import silence
 
 
 def clean(text: str) -> str:
-    """Names come from the model: no control character of theirs may reach the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Names come from the model: no control character of theirs may reach the terminal, and none may start a line."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def say(text: str) -> None:

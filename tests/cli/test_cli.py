@@ -492,12 +492,13 @@ def test_the_entry_point_has_a_short_name(capsys):
 def test_names_cannot_reach_the_terminal_as_control_characters(run, tmp_path):
     nasty = norm(13)
     for node in nasty.graph.node:
-        node.name = f"{ESCAPE}[31m[bold]{node.op_type}"
+        node.name = f"{ESCAPE}[31m[bold]{node.op_type}\nfused 99 of 99"
     onnx.save(nasty, tmp_path / "m.onnx")
     status, out, err = run("explain", tmp_path / "m.onnx")
     assert status == 0
     assert ESCAPE not in out + err
     assert "[bold]" in out  # nor is it taken for markup
+    assert not any(line.startswith("fused 99") for line in (out + err).splitlines())  # nor for a line of ours
 
 
 # -- verify and bench -------------------------------------------------------------------------------------------------
