@@ -198,9 +198,10 @@ def _supply(plan: Plan) -> list[tuple[onnx.FunctionProto, ir.Function]]:
             # a version of ours is the model's own, unless what it imports is none
             known = 0 if domain == DOMAIN else model.opset_imports.get(domain, 0)
             model.opset_imports[domain] = max(version, known)
-            for function in model.functions.values():
-                if function.domain != domain and any(n.domain == domain for n in function.all_nodes()):
-                    function.opset_imports[domain] = model.opset_imports[domain]
+    domains = {domain for needs in plan.needs for domain in needs.domains}
+    for function in model.functions.values() if domains else ():
+        for domain in domains.intersection({n.domain for n in function.all_nodes()} - {function.domain}):
+            function.opset_imports[domain] = model.opset_imports[domain]
     bodies = []
     for body in (makers[name](plan.opset) for name in sorted(makers)):
         if (body.domain, body.name, body.overload) not in model.functions:

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.calls import callers_first
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op.definition import ATTRIBUTES, as_float32
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
@@ -21,6 +22,8 @@ Bindings = Mapping[ir.Graph | ir.Function | None, Binding]
 
 MOST_CALLS = 4
 """With how many different sets of attributes a function is looked at."""
+_MOST_BINDINGS = 256
+"""Functions that pass attributes on may multiply their sets. Of a function with more, nothing is known."""
 _FLOATS = tuple(a.name for a in ATTRIBUTES if a.kind == onnx.AttributeProto.FLOAT)
 
 
@@ -41,22 +44,26 @@ def bindings_of(graphs: Sequence[Scope]) -> dict[ir.Function, list[Binding]]:
     for scope in graphs:
         for node in scope.nodes:
             calls.setdefault(node.op_identifier(), []).append((node, scope.root))
+    callees: dict[ir.Function, list[ir.Function]] = {function: [] for function in used}
+    for function in used:
+        for _, root in calls.get(function.identifier(), ()):
+            if isinstance(root, ir.Function) and root in used:
+                callees[root].append(function)
+    defaults = {
+        function: {n: a for n, a in function.attributes.items() if n in names and a.value is not None}
+        for function, names in used.items()
+    }
     found: dict[ir.Function, list[Binding]] = {}
-
-    def of(function: ir.Function) -> list[Binding]:
-        if function not in found:
-            defaults = {n: a for n, a in function.attributes.items() if n in used[function] and a.value is not None}
-            found[function] = [defaults]  # for a function that calls itself
-            given: list[Binding] = []
-            for node, root in calls.get(function.identifier(), ()):
-                outer = of(root) if isinstance(root, ir.Function) and root in used else [{}]
-                for binding in (_at(node, used[function], defaults, o) for o in outer):
-                    if not any(equal_bindings(binding, other) for other in given):
-                        given.append(binding)
-            found[function] = given or [defaults]
-        return found[function]
-
-    return {function: of(function) for function in used}
+    for function in callers_first(callees):
+        given: list[Binding] = []
+        for node, root in calls.get(function.identifier(), ()):
+            # a function that calls itself is called with its defaults
+            outer = found.get(root, [defaults[root]]) if isinstance(root, ir.Function) and root in used else [{}]
+            for binding in (_at(node, used[function], defaults[function], o) for o in outer):
+                if len(given) <= _MOST_BINDINGS and not any(equal_bindings(binding, other) for other in given):
+                    given.append(binding)
+        found[function] = [{}] if len(given) > _MOST_BINDINGS else given or [defaults[function]]
+    return {function: found[function] for function in used}
 
 
 def given_at(node: ir.Node, function: ir.Function, names: Iterable[str]) -> Binding:

@@ -56,6 +56,9 @@ def _dropout_is_off(facts: Facts, node: ir.Node) -> bool:
 def is_small_shape(facts: Facts, constant: ir.Value | None, value: ir.Value | None) -> bool:
     """Whether a constant of one element keeps ``value``'s rank when combined with it."""
     rank = facts.rank(constant)
+    if rank is None:  # inference may have failed, beside a number that can be read
+        number = facts.constant(constant)
+        rank = None if number is None else number.ndim
     if rank is None or (rank <= 1 and (rank == 0 or facts.rank(value) != 0)):
         return rank is not None
     of_value = facts.rank(value)

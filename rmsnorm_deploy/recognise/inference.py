@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, MutableSequence
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model.calls import Calls
 from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
@@ -73,10 +74,13 @@ class Inferred:
             _stand_in_for_ours(part.node)
         for function in [f for f in skeleton.functions if is_ours(f.domain, f.name)]:
             skeleton.functions.remove(function)  # our own bodies carry nothing to recognise, and nothing calls them now
-        inferred = _infer(skeleton)
-        self._protos[self._model.graph] = inferred.graph
-        if self._model.functions:
-            self._functions(self._model, inferred)
+        functions = Calls(skeleton) if skeleton.functions else None
+        if functions is not None and not functions.is_bounded:
+            functions = None
+            del skeleton.functions[:]  # of their calls, which stay, nothing is known then
+        self._protos[self._model.graph] = _infer(skeleton).graph
+        if functions is not None and functions.are_bounded:
+            self._functions(self._model, functions)
         for pair in self._pairs:
             self._find(*pair)
 
@@ -108,31 +112,27 @@ class Inferred:
         # a name of this inference's own must not be taken for one that the file has
         return dtype, tuple(f"~{d}" if isinstance(d, str) and d not in self.symbols else d for d in shape)
 
-    def _functions(self, model: ir.Model, proto: onnx.ModelProto) -> None:
+    def _functions(self, model: ir.Model, functions: Calls) -> None:
         """Types inside local functions, from their call sites, dimension by dimension where all of these agree."""
-        bodies = {(f.domain, f.name, f.overload): f for f in proto.functions}
         calls: dict[tuple[str, str, str], list[ir.Node]] = {}
         for root in (model.graph, *(f.graph for f in model.functions.values())):
             for node in root.all_nodes():
                 calls.setdefault(node.op_identifier(), []).append(node)
-        done: set[tuple[str, str, str]] = set()
-        for _ in bodies:  # a function that calls another is reached in a later round
-            before = len(done)
-            for identifier, function in model.functions.items():
-                body = bodies.get(identifier)
-                sites = calls.get(identifier)
-                if body is None or not sites or identifier in done:
-                    continue
-                inputs = [self._common(sites, i) for i in range(len(body.input))]
-                if all(known is None or known == _NOTHING for known in inputs):
-                    continue
-                done.add(identifier)
-                self._function(function, body, inputs, proto)
-            if len(done) == before:
-                return
+        for identifier in functions.order:
+            function, sites = model.functions.get(identifier), calls.get(identifier)
+            if function is None or not sites:
+                continue
+            body = functions.functions[identifier]
+            inputs = [self._common(sites, i) for i in range(len(body.input))]
+            if any(known is not None and known != _NOTHING for known in inputs):
+                self._function(function, body, inputs, functions.reached(identifier))
 
     def _function(
-        self, function: ir.Function, body: onnx.FunctionProto, inputs: list[Known | None], model: onnx.ModelProto
+        self,
+        function: ir.Function,
+        body: onnx.FunctionProto,
+        inputs: list[Known | None],
+        called: list[onnx.FunctionProto],
     ) -> None:
         graph = onnx.GraphProto(name=body.name, node=body.node)
         bind(graph, self._bindings.get(function.graph, {}))
@@ -140,7 +140,7 @@ class Inferred:
         graph.input.extend(_value_info(n, *(known or _NOTHING)) for n, known in zip(body.input, inputs, strict=True))
         inferred = _infer(
             onnx.ModelProto(
-                graph=graph, ir_version=model.ir_version, opset_import=body.opset_import, functions=model.functions
+                graph=graph, ir_version=self._model.ir_version or 8, opset_import=body.opset_import, functions=called
             )
         ).graph
         self._protos[function.graph] = inferred

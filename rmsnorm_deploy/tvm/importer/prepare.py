@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.model.calls import require_bounded
 from rmsnorm_deploy.model.external import external_tensors, weights_folder
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
@@ -66,6 +67,7 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
     del proto.functions[:]
     proto.functions.extend(kept)
     if proto.functions:
+        require_bounded(proto)
         proto = onnx.inliner.inline_local_functions(proto)
     proto = expanded(proto, lambda n: (n.domain, n.op_type) in {**NORMS, **OWN} or _convertible(n))
     refused = []
