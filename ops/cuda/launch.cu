@@ -1,6 +1,9 @@
 // The exported half of the contract on the GPU.
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <cstdint>
+
 #include "../contract/versions.h"
 #include "../include/rms_norm_cuda.h"
 #include "plan.h"
@@ -12,14 +15,49 @@ namespace {
 // More than this has to be asked for, kernel by kernel.
 constexpr unsigned kOrdinarySharedBytes = 48 * 1024;
 
+// Devices whose attributes are remembered; any further one is asked each time.
+constexpr int kRemembered = 64;
+
+// Make the device current that x lies on. onnxruntime's CUDA provider as a plug-in sets the device in each of its own
+// kernels, on whatever thread that runs, and for nobody else: as the first node on a thread, a norm of a session on
+// another device than 0 would meet a stream that is not the current device's. A stream that is being captured has its
+// device already, as capturing began on this thread.
+cudaError_t follow(const void* x, cudaStream_t stream) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count)) return error;
+  if (count < 2) return cudaSuccess;
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  if (const cudaError_t error = cudaStreamIsCapturing(stream, &capturing)) return error;
+  if (capturing != cudaStreamCaptureStatusNone) return cudaSuccess;
+  cudaPointerAttributes memory = {};
+  if (const cudaError_t error = cudaPointerGetAttributes(&memory, x)) return error;
+  int current = 0;
+  const cudaError_t error = cudaGetDevice(&current);
+  // Memory of the host that the device can read belongs to no device.
+  if (error != cudaSuccess || memory.type != cudaMemoryTypeDevice || memory.device == current) return error;
+  return cudaSetDevice(memory.device);
+}
+
+// What the current device has. It never changes, and asking the driver takes longer than the rest of a launch's plan.
 cudaError_t describe(Device& device) {
+  static std::atomic<std::uint64_t> known[kRemembered];  // multiprocessors, then shared memory; 0 is not known
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, current);
+  if (error != cudaSuccess) return error;
+  const std::uint64_t both = current < kRemembered ? known[current].load(std::memory_order_relaxed) : 0;
+  if (both != 0) {
+    device.multiprocessors = static_cast<int>(both >> 32);
+    device.shared_bytes = static_cast<int>(both & 0xffffffffu);
+    return cudaSuccess;
   }
+  error = cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, current);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+  }
+  if (error == cudaSuccess && current < kRemembered) {
+    known[current].store(static_cast<std::uint64_t>(device.multiprocessors) << 32 |
+                             static_cast<std::uint64_t>(static_cast<std::uint32_t>(device.shared_bytes)),
+                         std::memory_order_relaxed);
   }
   return error;
 }
@@ -50,7 +88,8 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   using namespace rmsnorm_deploy::cuda;
   if (!params) return RMS_NORM_BAD_POINTER;
   Device device = {};
-  cudaError_t error = describe(device);
+  cudaError_t error = params->x ? follow(params->x, static_cast<cudaStream_t>(stream)) : cudaSuccess;
+  if (error == cudaSuccess) error = describe(device);
   Launch launch;
   rms_norm_params room;
   const int code =
@@ -66,5 +105,7 @@ const char* rmsnorm_deploy_cuda_error_text(int code) {
 }
 
 const char* rmsnorm_deploy_cuda_architectures(void) { return RMSNORM_DEPLOY_CUDA_ARCHITECTURES; }
+
+int rmsnorm_deploy_cuda_version(void) { return CUDART_VERSION; }
 
 }  // extern "C"

@@ -12,4 +12,6 @@ const char* rmsnorm_deploy_cuda_error_text(int code) {
 
 const char* rmsnorm_deploy_cuda_architectures(void) { return ""; }
 
+int rmsnorm_deploy_cuda_version(void) { return 0; }
+
 }  // extern "C"

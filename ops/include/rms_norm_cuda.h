@@ -18,9 +18,9 @@ enum {
 };
 
 /*
- * Launch one norm on `stream` (a cudaStream_t; NULL is the default stream) of the current device. Never synchronises,
- * allocates or copies, so that it can be captured in a CUDA graph. Errors that a kernel meets while it runs appear at
- * the caller's next synchronisation.
+ * Launch one norm on `stream` (a cudaStream_t; NULL is the default stream) of the device that x lies on, which becomes
+ * the current device unless `stream` is being captured. Never synchronises, allocates or copies, so that it can be
+ * captured in a CUDA graph. Errors that a kernel meets while it runs appear at the caller's next synchronisation.
  */
 RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream);
 
@@ -29,6 +29,10 @@ RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);
 
 /* The architectures that this library has kernels for, as in "80-real 90-real 100"; "" where it was built without. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_architectures(void);
+
+/* The CUDA version that this library was built with, as in 13000 for 13.0; 0 where it was built without. A driver that
+ * knows no version with that major number (the part before the point) refuses every launch. */
+RMS_NORM_EXPORT int rmsnorm_deploy_cuda_version(void);
 
 #ifdef __cplusplus
 }

@@ -128,3 +128,12 @@ def cuda_architectures(library: Path) -> tuple[str, ...]:
         return ()
     function.restype = ctypes.c_char_p
     return tuple((function() or b"").decode().split())
+
+
+def cuda_version(library: Path) -> tuple[int, int] | None:
+    """The CUDA version that a library file was built with, such as ``(13, 0)``; None where it does not say one."""
+    try:
+        number = int(_loaded(library).rmsnorm_deploy_cuda_version())
+    except (MissingEnvironment, AttributeError):
+        return None
+    return (number // 1000, number % 1000 // 10) if number else None

@@ -16,8 +16,13 @@ class Provider(Protocol):
     def name(self) -> str:
         """Onnxruntime's name of it."""
 
-    def lacks_kernels(self, path: Path) -> str:
-        """Why a library file has no kernels for it: "was built without CUDA"; "" where it has."""
+    def lacks_kernels(self, path: Path, device: int | None = None) -> str:
+        """Why a library file has no kernels for it: "was built without CUDA"; "" where it has.
+
+        Args:
+            path: of the library.
+            device: the number of the device; None for all that the machine has.
+        """
 
     def cannot_run(self) -> str:
         """Why it cannot run on this machine, in a sentence; "" where it can."""
@@ -29,7 +34,7 @@ class Cpu:
 
     name: str = "CPUExecutionProvider"
 
-    def lacks_kernels(self, path: Path) -> str:  # noqa: ARG002  (a CPU library always has them)
+    def lacks_kernels(self, path: Path, device: int | None = None) -> str:  # noqa: ARG002  (it always has them)
         """See :class:`Provider`."""
         return ""
 
@@ -44,9 +49,12 @@ class Cuda:
 
     name: str
 
-    def lacks_kernels(self, path: Path) -> str:
+    def lacks_kernels(self, path: Path, device: int | None = None) -> str:
         """See :class:`Provider`."""
-        return "" if library.cuda_architectures(path) else "was built without CUDA"
+        architectures = library.cuda_architectures(path)
+        if not architectures:
+            return "was built without CUDA"
+        return nvidia.cannot_run(architectures, library.cuda_version(path), nvidia.driver(), device)
 
     def cannot_run(self) -> str:
         """See :class:`Provider`."""

@@ -11,6 +11,7 @@ from typing import Any
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.model.external import external_tensors
 from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.run.devices import device_of, names_on_devices
 from rmsnorm_deploy.run.imports import imported_domains, with_import
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
@@ -49,7 +50,7 @@ def _loadable(model: Any) -> str | bytes:
         ) from error
 
 
-def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin: bool) -> list[str]:
+def _choose_on_gpu(options: Any, gpu: Provider, where: str, device: int | None, *, override_builtin: bool) -> list[str]:
     """Register the library for a session on a GPU, or leave it out.
 
     Returns:
@@ -62,12 +63,13 @@ def _choose_on_gpu(options: Any, gpu: Provider, where: str, *, override_builtin:
         path = path_of(options)
     except MissingEnvironment as error:
         return [f"{error.message}; on {where} fused norms run by their function bodies"]
-    reason = gpu.lacks_kernels(path)
+    reason = gpu.lacks_kernels(path, device)
     if reason and is_registered(options):
         raise UsageError(
             f"the library {path} {reason} and is registered on these options: every fused norm would be "
             f"copied from {where} to the host and back",
-            "pass options without it: then the norms stay on the GPU, by their function bodies; or build it with nvcc",
+            "pass options without it: then the norms stay on the GPU, by their function bodies; or build it with nvcc "
+            "for this GPU and its driver",
         )
     if reason:
         return [f"the library {path} {reason}; on {where} fused norms run by their function bodies"]
@@ -159,7 +161,10 @@ def session(
         chosen = None  # onnxruntime does not tell which they are
     of_each = {} if providers is None or provider_options is None else {"provider_options": provider_options}
     names = [provider if isinstance(provider, str) else provider[0] for provider in chosen or []]
-    available = [name for name in names if name in ort.get_available_providers() and name not in IDLE]
+    if chosen is None:
+        names = names_on_devices(ort, options)
+    there = names if chosen is None else ort.get_available_providers()
+    available = [name for name in names if name in there and name not in IDLE]
     others = sorted(set(available) - set(SERVED))
     on_gpu = next((SERVED[name] for name in available if name in SERVED and name != CPU.name), None)
     left_out: list[str] = []
@@ -169,11 +174,12 @@ def session(
                 f"rmsnorm_deploy's library has no kernels for {', '.join(others)} and is not registered; fused norms "
                 "run by their function bodies"
             ]
-    elif chosen is None:
+    elif chosen is None and (on_gpu is not None or not available):
         where = "the devices of the session options"
-        left_out = _choose_on_gpu(options, CUDA, where, override_builtin=override_builtin)
-    elif on_gpu is not None:
-        left_out = _choose_on_gpu(options, on_gpu, on_gpu.name, override_builtin=override_builtin)
+        left_out = _choose_on_gpu(options, on_gpu or CUDA, where, None, override_builtin=override_builtin)
+    elif chosen is not None and on_gpu is not None:
+        device = device_of(on_gpu.name, chosen, provider_options if of_each else None)
+        left_out = _choose_on_gpu(options, on_gpu, on_gpu.name, device, override_builtin=override_builtin)
     else:
         register_in(options, _replaced(loadable) if override_builtin else ())
     if is_registered(options):

@@ -55,7 +55,8 @@ op: dtypes versions retyping definition formula naming reference schema traces b
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
-run: __init__ binary imports inputs nvidia ort runnable traces toolchain library providers registering runner session
+run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
+    session
 tvm: compiling __init__
 tvm/artefact: __init__ cubin description linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm

@@ -23,6 +23,7 @@ EXPORTED = {
     "rmsnorm_deploy_cuda_architectures",
     "rmsnorm_deploy_cuda_error_text",
     "rmsnorm_deploy_cuda_run",
+    "rmsnorm_deploy_cuda_version",
     "rmsnorm_deploy_error_text",
 }
 
@@ -63,8 +64,10 @@ def test_the_library_says_whether_it_has_cuda_kernels():
     if architectures:
         assert re.fullmatch(r"\d+(-real)?( \d+(-real)?)*", architectures)
         assert "a pointer is missing" in text
+        assert library.rmsnorm_deploy_cuda_version() >= 11080
     else:
         assert "built without CUDA" in text
+        assert library.rmsnorm_deploy_cuda_version() == 0
 
 
 @pytest.mark.parametrize("override", [False, True])

@@ -233,6 +233,104 @@ def test_devices_in_the_session_options_are_treated_as_a_gpu(machine, monkeypatc
     assert len(said) == (not able)
 
 
+T4, H100, B200 = (7, 5), (9, 0), (10, 0)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A driver that sees these GPUs, and a library built with CUDA 13.0."""
+
+    def set_to(*capabilities, cuda="13.0"):
+        names = tuple(f"GPU of {major}.{minor}" for major, minor in capabilities)
+        monkeypatch.setattr(nvidia, "driver", lambda: nvidia.Driver(cuda, names, "", capabilities))
+
+    monkeypatch.setattr(library, "cuda_version", lambda path: (13, 0))
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "runs"),
+    [
+        ("80-real", (8, 0), True),
+        ("80-real", (8, 9), True),  # the same family, later
+        ("86-real", (8, 0), False),
+        ("80-real", H100, False),  # machine code of another family
+        ("90-real", H100, True),
+        ("90a-real", H100, True),
+        ("90a", B200, False),  # for that very one
+        ("100", B200, True),
+        ("100", (12, 0), True),  # by its PTX
+        ("100f", (12, 0), False),
+        ("100f", (10, 3), True),
+        ("100-virtual", (12, 0), True),
+        ("100", H100, False),
+        ("native", H100, False),
+    ],
+)
+def test_which_gpus_run_an_architecture(architecture, capability, runs):
+    found = nvidia.cannot_run([architecture], (13, 0), nvidia.Driver("13.0", ("A GPU",), "", (capability,)), 0)
+    assert (found == "") == runs
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "says"),
+    [
+        (T4, "13.0", "has kernels for 80-real, 100, and GPU 0, GPU of 7.5, has compute capability 7.5"),
+        (B200, "12.9", r"was built with CUDA 13\.0, and this machine's NVIDIA driver runs CUDA 12\.9 at most"),
+    ],
+)
+def test_a_gpu_that_cannot_run_the_kernels_runs_the_bodies(machine, with_cuda, gpus, proto, capability, cuda, says):
+    gpus(capability, cuda=cuda)
+    with pytest.warns(UserWarning, match=f"{says}; on {CUDA} fused norms run by their function bodies") as said:
+        opened = session.session(proto, providers=[CUDA, CPU])
+    assert len(said) == 1
+    assert not session.is_registered(machine.options)
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+    runs = doctor.examine()["runs"][f"fused models on {CUDA}"]
+    assert runs.startswith("function bodies: the library ")
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("kind", [int, str])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_gpu_that_counts_is_the_one_that_is_asked_for(machine, with_cuda, gpus, proto, device, kind, apart):
+    gpus(B200, T4)
+    options = {"device_id": kind(device)}
+    given = {"providers": [CUDA], "provider_options": [options]} if apart else {"providers": [(CUDA, options)]}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        session.session(proto, **given)
+    assert session.is_registered(machine.options) == (device == 0)
+    assert len(said) == device
+
+
+def test_a_driver_that_says_less_is_believed(machine, with_cuda, monkeypatch, proto):
+    monkeypatch.setattr(nvidia, "driver", lambda: nvidia.Driver("13.0", ("A GPU",), "", ((0, 0),)))
+    session.session(proto, providers=[CUDA, CPU])
+    assert session.is_registered(machine.options)
+
+
+@pytest.mark.parametrize(("running", "able"), [(["SomePluginExecutionProvider", CPU], False), ([CPU], True)])
+def test_devices_that_are_no_gpu_of_ours_get_the_bodies(
+    machine, with_cuda, monkeypatch, proto, running, able, tmp_path
+):
+    """The kernels would draw the norms to the host; the CPU as a device is the CPU."""
+    machine.running, machine.placed = running, None
+    monkeypatch.setattr(ort.SessionOptions, "has_providers", lambda self: True, raising=False)
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        opened = session.session(proto, options)
+    opened.end_profiling()
+    assert session.is_registered(options) == able
+    assert len(said) == (not able)
+    assert options.enable_profiling
+    assert len(list(tmp_path.iterdir())) == 1  # of the session alone
+    np.testing.assert_allclose(opened.run(None, {"X": X})[0], WANTED, rtol=1e-6)
+
+
 def test_without_a_cuda_provider_in_onnxruntime_the_norms_run_on_the_cpu(proto):
     options = ort.SessionOptions()
     with pytest.warns(UserWarning, match=f"Specified provider '{CUDA}' is not in available"):
@@ -267,6 +365,7 @@ def test_architectures_of_what_is_no_library(tmp_path):
     text = tmp_path / "text.so"
     text.write_text("no library")
     assert library.cuda_architectures(text) == ()
+    assert library.cuda_version(text) is None
 
 
 def test_the_driver_is_asked(monkeypatch, tmp_path):

@@ -61,3 +61,42 @@ def test_the_emulator_notices_what_it_has_to(kernels):
         with pytest.raises(em.EmulatorError, match="out of bounds"):
             kernels.launch(params)
     assert dataclasses.replace(call).run(kernels)[0].shape == (2, 64)  # and goes on
+
+
+@pytest.fixture
+def machine(kernels):
+    """Sets how many devices there are, where all memory lies, and whether the stream is being captured."""
+    yield kernels.lib.emulator_machine
+    kernels.lib.emulator_machine(1, 0, 0)
+
+
+def test_a_norm_runs_on_the_device_that_its_input_lies_on(kernels, machine):
+    """A plug-in provider sets the device for its own kernels only, on each thread."""
+    call = call_of(np.random.default_rng(17), 2, 64, F32)
+    kernels.device()
+    first = kernels.lib.emulator_current()
+    machine(2, first + 1, 0)
+    C.agrees(call, *call.run(kernels))
+    assert kernels.lib.emulator_current() == first + 1
+
+
+def test_the_only_device_is_left_alone_and_so_is_one_that_captures(kernels, machine):
+    call = call_of(np.random.default_rng(17), 2, 64, F32)
+    kernels.device()
+    first = kernels.lib.emulator_current()
+    for devices, capturing in ((1, 0), (2, 1)):
+        machine(devices, first + 1, capturing)
+        C.agrees(call, *call.run(kernels))
+        assert kernels.lib.emulator_current() == first
+
+
+def test_a_device_is_asked_once_what_it_has(objects, tmp_path):
+    """In a library of its own, whose devices have small numbers: only so many are remembered."""
+    units, host = objects
+    kernels = em.Emulator([*units.values(), *host], tmp_path / "emulated.so")
+    call = call_of(np.random.default_rng(17), 2, 64, F32)
+    call.run(kernels)
+    asked = kernels.lib.emulator_asked()
+    call.run(kernels)
+    assert asked > 0
+    assert kernels.lib.emulator_asked() == asked

@@ -47,6 +47,16 @@ void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t sh
          const std::function<void()>& thread);
 // The same value in all lanes, and up to two units in the last place away, as the device's own estimate may be.
 float estimate(double exact);
+// The machine: which device is current, how many there are, on which one all memory lies, whether a stream is captured.
+// A device that is given other attributes gets another number, as one that keeps its number keeps its attributes.
+struct Machine {
+  int current = 0;
+  int devices = 1;
+  int of_memory = 0;
+  bool capturing = false;
+  int asked = 0;  // attributes, since the device was set
+};
+extern Machine machine;
 int attribute(int which);
 int failed();  // whether the last run went wrong
 }  // namespace emulator
@@ -67,7 +77,14 @@ inline float __fdividef(float x, float y) {
   return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
 }
 
+#define CUDART_VERSION 13000
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
 enum { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
@@ -79,10 +96,27 @@ struct cudaLaunchConfig_t {
 };
 inline const char* cudaGetErrorString(cudaError_t) { return "the emulator says more"; }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = emulator::machine.current;
   return cudaSuccess;
 }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = emulator::machine.devices;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  emulator::machine.current = device;
+  return emulator::machine.capturing ? cudaErrorInvalidValue : cudaSuccess;
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = emulator::machine.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void*) {
+  *found = {cudaMemoryTypeDevice, emulator::machine.of_memory};
+  return emulator::machine.capturing ? cudaErrorInvalidValue : cudaSuccess;
+}
 inline cudaError_t cudaDeviceGetAttribute(int* value, int which, int) {
+  ++emulator::machine.asked;
   *value = emulator::attribute(which);
   return cudaSuccess;
 }

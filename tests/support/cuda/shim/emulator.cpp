@@ -246,6 +246,8 @@ float estimate(double exact) {
   return value;
 }
 
+Machine machine;
+
 int attribute(int which) { return which == cudaDevAttrMultiProcessorCount ? multiprocessors : shared_limit; }
 
 int failed() { return !message.empty(); }
@@ -346,7 +348,17 @@ void emulator_seed(unsigned seed) { random_order.seed(seed); }
 void emulator_device(int processors, int shared) {
   multiprocessors = processors;
   shared_limit = shared;
+  ++emulator::machine.current;
+  emulator::machine.asked = 0;
 }
+// Several devices, with all memory on one of them; and whether the stream is being captured.
+void emulator_machine(int devices, int of_memory, int capturing) {
+  emulator::machine.devices = devices;
+  emulator::machine.of_memory = of_memory;
+  emulator::machine.capturing = capturing != 0;
+}
+int emulator_current() { return emulator::machine.current; }
+int emulator_asked() { return emulator::machine.asked; }
 // Run only these blocks; a negative count is all.
 void emulator_blocks(std::int64_t first, std::int64_t count) {
   first_block = first;
