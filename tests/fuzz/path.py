@@ -64,6 +64,7 @@ class _Path:
         self.data, self.say, self.thorough = data, say, thorough
         self.rng = random.Random(f"path {seed}")
         self.run_form = self.rng.choice(FORMS)
+        self.saved_forms = {self.run_form, self.rng.choice(FORMS)}
         self.complaint, self.enormous = "", True
         self.found = []
         self.counts = {}
@@ -127,6 +128,7 @@ class _Path:
             self._same_again(file, proto, form, fused)
             if report.fused:
                 self.count("models with norms")
+            if report.fused and form in self.saved_forms:
                 self._fused(file, proto, form, fused)
         if self.rng.random() < 0.1:
             self._command_line(file)
