@@ -200,7 +200,7 @@ def _supply(plan: Plan) -> list[tuple[onnx.FunctionProto, ir.Function]]:
             model.opset_imports[domain] = max(version, known)
     domains = {domain for needs in plan.needs for domain in needs.domains}
     for function in model.functions.values() if domains else ():
-        for domain in domains.intersection({n.domain for n in function.all_nodes()} - {function.domain}):
+        for domain in domains.intersection({n.domain for n in function.all_nodes()}):
             function.opset_imports[domain] = model.opset_imports[domain]
     bodies = []
     for body in (makers[name](plan.opset) for name in sorted(makers)):

@@ -18,7 +18,7 @@ def clear(model: ir.Model) -> None:
     for identifier in [i for i in functions if is_ours(i[0], i[1]) and i not in called]:
         del functions[identifier]
     for function in functions.values():
-        if function.domain != DOMAIN and not _calls_us(function):
+        if not is_ours(function.domain, function.name) and not _calls_us(function):
             function.opset_imports.pop(DOMAIN, None)
     if not _calls_us(model.graph) and not any(domain == DOMAIN for domain, _, _ in functions):
         model.opset_imports.pop(DOMAIN, None)

@@ -21,6 +21,8 @@ SIXTEEN_BIT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Attributes = Mapping[str, int | float | list[int]]
 
+_MOST_FEATURES = 2**17
+"""A scale is written for each feature up to so many; a file may declare a dimension of 2^62."""
 _NORM = "_rmsnorm"
 """The end of the name of every node that is a norm."""
 _WRITTEN = re.compile(rf"{_NORM}(_\d+)?$")
@@ -158,16 +160,30 @@ class Draft:
         match = self._match
         if match.factor == 1.0:
             if match.scale is not None:
-                return match.scale
-            return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
+                return self._with_features(match.scale)
+            return self.constant("rmsnorm_ones", full(self._shape_of_one(), 1.0, self.scale_type))
         # a factor is not rounded to 16 bits, nor is its product with a scale
         wide = DOUBLE if self.dtype == DOUBLE else FLOAT
         if match.scale is None:
             self.scale_type = wide
-            return self.constant(f"{self._name}_scale", full([], match.factor, wide))
+            return self.constant(f"{self._name}_scale", full(self._shape_of_one(), match.factor, wide))
         scale = self.as_type(match.scale, wide)
         factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def _with_features(self, scale: ir.Value) -> ir.Value:
+        """The scale; one number that is a constant is written for each feature instead."""
+        tensor = scale.const_value
+        producer = scale.producer()
+        if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
+            attribute = producer.attributes["value"]
+            tensor = None if attribute.is_ref() else attribute.value
+        shape = self._shape_of_one()
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or scale.is_graph_input() or not shape:
+            return scale
+        if tuple(tensor.shape) != () or tensor.dtype != self.scale_type:
+            return scale
+        return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, tensor.numpy()), dtype=tensor.dtype))
 
     def bias(self) -> ir.Value:
         """The bias, in the type that the scale is written in: the neutral one where there is none."""
@@ -177,10 +193,15 @@ class Draft:
             return self.constant("rmsnorm_no_bias", full([], -0.0, self.scale_type))
         return bias if self._match.scale_dtype == self.scale_type else self.cast(bias, self.scale_type, "bias_cast")
 
-    def _ones_shape(self) -> list[int]:
-        """[d] behind the last axis; [d, 1, 1] for channels in front of two dimensions; no dimension if d is unknown."""
+    def _shape_of_one(self) -> list[int]:
+        """Of a scale that is one number: [d] behind the last axis; [d, 1, 1] for channels in front of two dimensions.
+
+        It has no dimension where d is unknown, or larger than any model's. Such a scale is right, but onnxruntime's
+        optimizer (1.32) fuses no norm with it, and removes one of float16 by half: "Invalid model. Node input ... is
+        not an output of a previous node".
+        """
         match, axes = self._match, self._match.parameters.axes
-        if match.size is None or len(axes) != 1 or (axes[0] >= 0 and match.rank is None):
+        if match.size is None or match.size > _MOST_FEATURES or len(axes) != 1 or (axes[0] >= 0 and match.rank is None):
             return []  # not [1], which onnxruntime 1.20 would fuse and then refuse
         behind = -axes[0] - 1 if axes[0] < 0 else (match.rank or 0) - axes[0] - 1
         return [match.size] + [1] * behind
@@ -223,7 +244,7 @@ class Draft:
         Such a model is invalid: its exporter thought that the norm has x's type, where the rule gives the scale's.
         """
         declared = self._match.output.dtype
-        if not self._match.output.is_graph_output() or declared is None or declared == made.y.dtype:
+        if not self._match.output.is_graph_output() or declared in (None, ir.DataType.UNDEFINED, made.y.dtype):
             return made
         made.y.name = self.unique(f"{self._name}_own_type")
         y = self.cast(made.y, declared, "declared")

@@ -24,6 +24,9 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     """
     if model.functions:
         raise ValueError("onnx's version converter does not convert models with local functions")
+    if any(a.is_ref() for n in _nodes(model) for a in n.attributes.values()):
+        # onnxruntime takes the value beside the reference, the converter neither
+        raise ValueError("an attribute refers to one of a function, outside of any")
     try:
         skeleton, weights = ir_without_weights(model)
     except (RuntimeError, ValueError) as error:

@@ -105,7 +105,10 @@ def _attribute(a: AttributeProto) -> str:
 def _text(tensor: TensorProto) -> str:
     if tensor.data_location == TensorProto.EXTERNAL:
         return "external"
-    return f"{tensor.data_type}{list(tensor.dims)}{numpy_helper.to_array(tensor).tobytes().hex()}"
+    try:
+        return f"{tensor.data_type}{list(tensor.dims)}{numpy_helper.to_array(tensor).tobytes().hex()}"
+    except (ValueError, TypeError, KeyError):  # data that do not fit the type, or come in segments
+        return f"unreadable {tensor.SerializeToString(deterministic=True).hex()}"
 
 
 @functools.lru_cache

@@ -67,7 +67,9 @@ class Facts:
         self._graph = model.graph
         self._bindings = bindings or {}
         self._inferred = inferred
-        self._declared = {info.name: info for info in declared}
+        # an output states its own type, whatever an entry beside it says
+        outputs = {value.name for value in model.graph.outputs} if declared else set()
+        self._declared = {info.name: info for info in declared if info.name not in outputs}
         self._known: dict[ir.Value, Known] = {}
         self._others: dict[ir.Value, Shape] = {}
         self._constants: dict[ir.Value, Array | None] = {}

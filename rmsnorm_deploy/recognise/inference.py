@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.model.calls import Calls
-from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, subgraphs
+from rmsnorm_deploy.model.equations import malformed_equation
+from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
 from rmsnorm_deploy.recognise import long_vectors
@@ -289,6 +290,8 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inferred(proto: onnx.ModelProto, data: bool) -> onnx.ModelProto | None:
+    if malformed_equation(nodes_of(proto)) is not None:
+        return None  # a model in memory, which nobody has looked at: onnx would not come to an end
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=data)
     except Exception:  # onnx raises half a dozen unrelated types here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ Feeds = dict[str, Array]
 SYMBOLIC_SIZES = {"batch": 1, "past": 0, "seq": 8, "length": 8, "token": 8, "height": 32, "width": 32, "channel": 3}
 """Sizes of symbolic dimensions, by the first of these words that the name contains; any other gets OTHER_SIZE."""
 OTHER_SIZE = 4
+MOST_ELEMENTS = 2**28
+"""Of an input that is made: 2 GiB while its numbers are drawn."""
 
 ROW_FACTORS = (1.0, 2.0**-10, 0.0, 2.0**-7, 2.0**8)
 """From far below the square root of epsilon to where float16 squares overflow."""
@@ -59,7 +62,7 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
 
     Raises:
         UsageError: an input is not a tensor, has no declared rank, or a shape given contradicts the declared one; or a
-            dimension that is calculated from others would be negative.
+            dimension that is calculated from others would be negative; or an input has too many elements to be made.
     """
     rng = np.random.default_rng(seed)
     values = graph_inputs(model)
@@ -79,6 +82,11 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"input '{value.name}' is not a tensor", "Run the model on your own inputs instead.")
         shape = given.get(value.name) or _shape(value, sizes, declared)
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise UsageError(
+                f"input '{value.name}' of shape {list(shape)} would have more than {MOST_ELEMENTS} elements",
+                "Give smaller shapes, as in --shapes name:1,8,64, or inputs of your own.",
+            )
         feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng)
     return feeds
 
