@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz gpu-check
+.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -86,10 +86,21 @@ runtimes: venv
 # Fusing before and after other tools; those that are no dependency are put beside the environment.
 pipelines: venv .venvs/pipelines/ready
 	PYTHONPATH=.venvs/pipelines $(BIN)/python -m benchmarks.pipelines
+	PYTHONPATH=.venvs/pipelines $(BIN)/python -m benchmarks.genai
+
+# The same with the tools that need PyTorch, as in: make pipelines-torch TORCH='torch==2.13.0+cpu'
+pipelines-torch: venv .venvs/pipelines-torch/ready
+	PYTHONPATH=.venvs/pipelines-torch $(BIN)/python -m benchmarks.pipelines --needs optimum,olive
+
+.venvs/pipelines-torch/ready: | venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --target .venvs/pipelines-torch \
+		'$(TORCH)' 'optimum-onnx[onnxruntime]==0.1.0' olive-ai==0.13.0 requests
+	touch $@
 
 .venvs/pipelines/ready: | venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .venvs/pipelines \
-		onnxconverter-common==1.16.0 onnxslim==0.1.98 onnxsim==0.8.1 colorama
+		onnxconverter-common==1.16.0 onnxslim==0.1.98 onnxsim==0.8.1 colorama \
+		onnxruntime-genai==0.18.0
 	touch $@
 
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12

@@ -2,6 +2,7 @@
 
     python -m benchmarks.pipelines [--only quantize_dynamic] [--json OUT]      # tools of onnx and onnxruntime
     make pipelines                                                             # others, too, in an environment it makes
+    make pipelines-torch                                                       # optimum and Olive, which need PyTorch
 
 Each step is done to two of the samples in three orders: fuse, step; fuse, step, fuse; step, fuse. A cell says how many
 norms of both models then run in the library's kernels, as onnxruntime's profile has it. The results are compared with
@@ -16,6 +17,7 @@ import collections
 import dataclasses
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,6 +162,39 @@ def onnxsim(source: Path, target: Path) -> None:
     onnx.save(model, target)
 
 
+def optimum_quantizer(source: Path, target: Path) -> None:
+    from optimum.onnxruntime import ORTQuantizer
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(source, Path(folder) / "model.onnx")
+        quantizer = ORTQuantizer.from_pretrained(folder, file_name="model.onnx")
+        configuration = AutoQuantizationConfig.avx2(is_static=False, per_channel=False)
+        quantizer.quantize(save_dir=f"{folder}/out", quantization_config=configuration)
+        shutil.copy(next(Path(folder, "out").glob("*.onnx")), target)
+
+
+def _olive(name: str, **configuration: Any) -> Callable[[Path, Path], None]:
+    def apply(source: Path, target: Path) -> None:
+        from olive.workflows import run
+
+        with tempfile.TemporaryDirectory() as folder:
+            run(
+                {
+                    "input_model": {"type": "ONNXModel", "model_path": str(source)},
+                    "passes": {"only": {"type": name, **configuration}},
+                    "output_dir": f"{folder}/out",
+                    "cache_dir": f"{folder}/cache",
+                    "log_severity_level": 4,
+                    "evaluate_input_model": False,
+                }
+            )
+            onnx.save(onnx.load(next(Path(folder, "out").rglob("*.onnx"))), target)
+
+    apply.__name__ = f"olive_{name}"
+    return apply
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """A row of the table.
@@ -199,6 +234,16 @@ STEPS = (
     Step("`onnxconverter_common.auto_mixed_precision`", common_mixed_precision, "onnxconverter_common"),
     Step("onnxslim", onnxslim, "onnxslim"),
     Step("onnxsim", onnxsim, "onnxsim"),
+    Step("optimum, `ORTQuantizer`, dynamic", optimum_quantizer, "optimum"),
+    Step("Olive, `OnnxDynamicQuantization`", _olive("OnnxDynamicQuantization"), "olive"),
+    Step("Olive, `OnnxBlockWiseRtnQuantization`", _olive("OnnxBlockWiseRtnQuantization"), "olive"),
+    Step("Olive, `OnnxFloatToFloat16`", _olive("OnnxFloatToFloat16", keep_io_types=True), "olive"),
+    Step("Olive, `OnnxPeepholeOptimizer`", _olive("OnnxPeepholeOptimizer"), "olive"),
+    Step(
+        "Olive, `OrtTransformersOptimization`, `opt_level=0`",
+        _olive("OrtTransformersOptimization", model_type="bert", num_heads=4, hidden_size=64, opt_level=0),
+        "olive",
+    ),
 )
 
 
@@ -299,13 +344,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help=f"steps, with commas, of: {', '.join(s.name for s in STEPS)}")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument("--needs", default="", help="only steps that need one of these packages")
     options = parser.parse_args(arguments)
+    needs = {name for name in options.needs.split(",") if name}
     only = [name for name in options.only.split(",") if name]
     if unknown := sorted(set(only) - {s.name for s in STEPS}):
         parser.error(f"there is no step '{unknown[0]}'")
     record = []
     print(f"| step | {' | '.join(ORDERS)} |\n|{'---|' * (len(ORDERS) + 1)}")
-    for step in (s for s in STEPS if s.name in only or not only):
+    for step in (s for s in STEPS if (s.name in only or not only) and (s.needs in needs or not needs)):
         if step.needs and importlib.util.find_spec(step.needs) is None:
             print(f"{step.needs} is not installed", file=sys.stderr)
             continue

@@ -1,11 +1,20 @@
 """What the page of pipelines says of tools that are installed here, tried on one of its two models."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
-from benchmarks import pipelines
+import rmsnorm_deploy
+from benchmarks import genai, pipelines
+from rmsnorm_deploy.run.inputs import make_inputs
+from tests.support.run import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "pipelines.md"
 MODEL = "t5_encoder_float32"
@@ -42,8 +51,6 @@ def test_each_order_does_what_the_page_says(step):
 
 
 def test_a_step_that_spoils_the_model_is_called_wrong(tmp_path):
-    import onnx
-
     def spoil(source, target):
         model = onnx.load(source)
         if any(n.op_type == "RMSNorm" for n in model.graph.node):
@@ -54,3 +61,46 @@ def test_a_step_that_spoils_the_model_is_called_wrong(tmp_path):
     outcome = pipelines.tried(pipelines.Step("spoil", spoil), MODEL, "fuse, step")
     assert outcome.problem == "wrong"
     assert pipelines.cell([outcome]) == "wrong"
+
+
+def blocks():
+    """Language and text of the code on the page, in its order."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_what_the_page_gives_to_copy_runs(tmp_path):
+    """In one folder, from top to bottom; what onnxruntime-genai reads is tried by ``make pipelines``."""
+    pytest.importorskip("sympy", reason="onnxruntime's transformers tools need it")
+    shutil.copy(pipelines.SAMPLES / f"{MODEL}.onnx", tmp_path / "model.onnx")
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "model.onnx", tmp_path / "folder")
+    (tmp_path / "fused").mkdir()
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    found = [(language, text) for language, text in blocks() if language != "json"]
+    for language, text in found:
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-ec", text]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (text, done.stderr[-1500:])
+    assert len(found) > 8
+    for name in ("int8", "int4", "qdq", "qdq_products_fused", "float16_fused", "opset21_fused", "fused/model"):
+        assert len(rmsnorm_deploy.explain(tmp_path / f"{name}.onnx").fused) == 0  # all of them are
+        norms = [n for n in onnx.load(tmp_path / f"{name}.onnx").graph.node if n.domain == "rmsnorm_deploy"]
+        assert len(norms) == NORMS, name
+    assert list((tmp_path / "ort").glob("*.ort"))
+
+
+def test_a_folder_of_genai_is_made_as_it_wants_it():
+    """GenAI itself is no dependency: here only the decoder is run, by onnxruntime."""
+    for contrib in (False, True):
+        model = genai.decoder(contrib=contrib)
+        fused, report = rmsnorm_deploy.fuse(model)
+        assert len(report.fused) == genai.NORMS
+        feeds = make_inputs(model)
+        results = [run(m, feeds, False) for m in (model, fused)]
+        for expected, got in zip(*results, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    library = rmsnorm_deploy.library_path()
+    decoder = genai.configuration(library)["model"]["decoder"]
+    assert decoder["session_options"]["custom_ops_library"] == str(library)
+    names = {v.name for v in model.graph.input}
+    assert {pattern % 1 for pattern in decoder["inputs"].values() if "%d" in pattern} <= names
