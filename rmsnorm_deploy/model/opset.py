@@ -28,6 +28,9 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
         skeleton, weights = ir_without_weights(model)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
+    if any(a.is_ref() for node in _nodes(skeleton) for a in node.attributes.values()):
+        # the converter drops what stands outside of a function, where onnxruntime takes the value beside the reference
+        raise ValueError("a node outside of every function refers to an attribute of a function")
     aside = _set_aside(skeleton)
     proto = ir.to_proto(skeleton)
     copy = onnx.ModelProto()
