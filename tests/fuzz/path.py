@@ -117,7 +117,7 @@ class _Path:
         with contextlib.suppress(Exception):
             proto = onnx.ModelProto.FromString(self.data)
             self.enormous = _is_enormous(proto)
-        # onnx's version converter takes longer than all else: where it would run, one form in three
+        # onnx's version converter takes longer than all else: where it would run, only now and then
         old = proto is not None and any(o.domain in ("", "ai.onnx") and o.version < 23 for o in proto.opset_import)
         for form in FORMS:
             if form == "onnx" and old and self.run_form != form and self.rng.random() < 0.9:
