@@ -57,6 +57,15 @@ def _is_enormous(model):
     return any(size > 10**5 for size in sizes)
 
 
+def _contradicts_itself(model):
+    """Whether a declared shape is false where what Shape and Expand compute is followed, which the checker does not."""
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception:
+        return True
+    return False
+
+
 class _Path:
     """The path of one model; ``say`` is told each step before it is taken, so that a death has a place."""
 
@@ -187,7 +196,8 @@ class _Path:
                 self.find(f"save {form}", "refused a model that was valid")
             return
         judged = form != "ort" and not self.enormous and not self.complaint
-        if judged and not complaint(proto) and (now := complaint(output) or complaint(fused)):
+        now = judged and not complaint(proto) and (complaint(output) or complaint(fused))
+        if now and not _contradicts_itself(proto):
             self.find(f"save {form}", "no longer valid", now)
         if form != self.run_form:
             return
