@@ -158,16 +158,30 @@ class Draft:
         match = self._match
         if match.factor == 1.0:
             if match.scale is not None:
-                return match.scale
+                return self._of_the_rank_of_x(match.scale)
             return self.constant("rmsnorm_ones", full(self._ones_shape(), 1.0, self.scale_type))
         # a factor is not rounded to 16 bits, nor is its product with a scale
         wide = DOUBLE if self.dtype == DOUBLE else FLOAT
         if match.scale is None:
             self.scale_type = wide
-            return self.constant(f"{self._name}_scale", full([], match.factor, wide))
+            return self._of_the_rank_of_x(self.constant(f"{self._name}_scale", full([], match.factor, wide)))
         scale = self.as_type(match.scale, wide)
         factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def _of_the_rank_of_x(self, scale: ir.Value) -> ir.Value:
+        """``scale``; one without dimensions beside a row without others is written out over the row.
+
+        onnxruntime's optimizer loses a value of such a norm in standard operators, which a body is, and then the
+        session fails; a scale of the shape [1] it fuses, and the kernel refuses.
+        """
+        match, held = self._match, scale.const_value
+        if match.rank != 1 or match.size is None or match.size > _LONGEST_ROW:
+            return scale
+        if held is None or scale.is_graph_input() or held.shape.rank() != 0:
+            return scale
+        filled = full([match.size], float(held.numpy()), ir.DataType(held.dtype))
+        return self.constant(f"{self._name}_scale_row", filled)
 
     def bias(self) -> ir.Value:
         """The bias, in the type that the scale is written in: the neutral one where there is none."""
@@ -246,6 +260,10 @@ def _attribute(name: str, value: int | float | list[int], reference: str | None 
     if isinstance(value, list):
         return ir.AttrInt64s(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)
+
+
+_LONGEST_ROW = 2**20
+"""A file may state any size; a scale is not written out over more than this."""
 
 
 def full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor[Any]:
