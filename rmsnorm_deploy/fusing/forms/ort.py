@@ -57,7 +57,8 @@ def _has_skip_kernel(match: Match) -> bool:
 
     In 16 bits its CUDA kernel adds up in 16 bits and gives zeros or NaN (microsoft/onnxruntime issue 29034).
     """
-    scale_rank = 1 if match.scale is None else match.scale_rank
+    # where there is no scale, ones are written as a vector, and a factor as a number
+    scale_rank = int(match.factor == 1.0) if match.scale is None else match.scale_rank
     return (
         match.parameters.output_type == int(FLOAT)
         and match.rank in (2, 3)
