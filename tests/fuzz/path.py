@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import RmsNormDeployError
-from rmsnorm_deploy.model.graphs import nodes_of
+from rmsnorm_deploy.model.graphs import graphs_of, nodes_of
 from rmsnorm_deploy.model.validity import complaint
 from rmsnorm_deploy.op import DOMAIN
 from tests.fuzz.mutations.pick import all_tensors, declared
@@ -64,10 +64,11 @@ def _declares_false_shapes(model, form):
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    del copy.graph.value_info[:]
-    for output in copy.graph.output:
-        for size in output.type.tensor_type.shape.dim:
-            size.Clear()
+    for graph in graphs_of(copy):
+        del graph.value_info[:]
+        for output in graph.output:
+            for size in output.type.tensor_type.shape.dim:
+                size.Clear()
     try:
         return not complaint(rmsnorm_deploy.fuse(copy, form=form)[0])
     except RmsNormDeployError:
