@@ -78,6 +78,18 @@ def graphs_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphPr
                     yield from graphs_of(graph)
 
 
+def forget_negative_sizes(model: ModelProto) -> None:
+    """Make every negative declared dimension of ``model``, which is changed, one that is not known.
+
+    Some exporters write -1 for it. onnx's inference takes it for a number, and a Slice of it ends the process.
+    """
+    for graph in graphs_of(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for size in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if size.dim_value < 0:
+                    size.Clear()
+
+
 def ir_subgraphs(node: ir.Node) -> Iterator[tuple[str, int, int, ir.Graph]]:
     """The graphs that a node carries: name of the attribute, place in its list, length of the list, graph.
 

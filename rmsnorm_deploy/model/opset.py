@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import first_line
-from rmsnorm_deploy.model.graphs import AI_ONNX
+from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes
 from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
 from rmsnorm_deploy.model.validity import complaint, with_stated_types
 
@@ -24,15 +24,16 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     """
     if model.functions:
         raise ValueError("onnx's version converter does not convert models with local functions")
-    if any(a.is_ref() for n in _nodes(model) for a in n.attributes.values()):
-        # onnxruntime takes the value beside the reference, the converter neither
-        raise ValueError("an attribute refers to one of a function, outside of any")
     try:
         skeleton, weights = ir_without_weights(model)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"onnx_ir cannot copy it: {error}") from error
+    if any(a.is_ref() for node in _nodes(skeleton) for a in node.attributes.values()):
+        # the converter drops what stands outside of a function, where onnxruntime takes the value beside the reference
+        raise ValueError("a node outside of every function refers to an attribute of a function")
     aside = _set_aside(skeleton)
     proto = ir.to_proto(skeleton)
+    forget_negative_sizes(proto)
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     found = complaint(with_stated_types(copy), full=False)

@@ -8,7 +8,7 @@ import onnx
 
 from rmsnorm_deploy.errors import ModelError, first_line
 from rmsnorm_deploy.model.atomic import write_new
-from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes, graphs_of, nodes_of
 from rmsnorm_deploy.model.load import load_model
 from rmsnorm_deploy.model.skeleton import is_large, is_left_out, without_weights
 
@@ -26,7 +26,9 @@ def complaint(model: onnx.ModelProto | Path, *, full: bool = True) -> str:
     """
     try:
         if isinstance(model, onnx.ModelProto):
-            onnx.checker.check_model(_without_files(model), full_check=full)
+            copy = _without_files(model)
+            forget_negative_sizes(copy)
+            onnx.checker.check_model(copy, full_check=full)
         elif _is_utf8(model):
             onnx.checker.check_model(model)
         else:  # the checker takes no such path

@@ -67,9 +67,7 @@ class Facts:
         self._graph = model.graph
         self._bindings = bindings or {}
         self._inferred = inferred
-        # an output states its own type, whatever an entry beside it says
-        outputs = {value.name for value in model.graph.outputs} if declared else set()
-        self._declared = {info.name: info for info in declared if info.name not in outputs}
+        self._declared = {info.name: info for info in declared}
         self._known: dict[ir.Value, Known] = {}
         self._others: dict[ir.Value, Shape] = {}
         self._constants: dict[ir.Value, Array | None] = {}
@@ -139,12 +137,17 @@ class Facts:
         return (inferred, inferred) if inferred in self._inferred.symbols else (declared, inferred)
 
     def _in_file(self, value: ir.Value) -> Known:
+        dtype = None if value.dtype is ir.DataType.UNDEFINED else value.dtype
+        shape = None if value.shape is None else tuple(dim(d) for d in value.shape)
         if self._declared and value.name in self._declared:
             producer = value.producer()
             if producer is not None and producer.graph is self._graph:
-                return read_value_info(self._declared[value.name])
-        dtype = None if value.dtype is ir.DataType.UNDEFINED else value.dtype
-        return dtype, None if value.shape is None else tuple(dim(d) for d in value.shape)
+                declared = read_value_info(self._declared[value.name])
+                if not value.is_graph_output():
+                    return declared
+                # an output is declared a second time, and what it says there counts, as where onnx_ir reads both
+                return declared[0] if dtype is None else dtype, declared[1] if shape is None else shape
+        return dtype, shape
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Number of dimensions, or None."""

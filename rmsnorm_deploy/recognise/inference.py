@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.model.calls import Calls
 from rmsnorm_deploy.model.equations import malformed_equation
-from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of, subgraphs
+from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes, graphs_of, nodes_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
 from rmsnorm_deploy.recognise import long_vectors
@@ -278,6 +278,7 @@ def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> on
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Shape inference that gives what it can: a model that it rejects keeps the shapes of its file."""
+    forget_negative_sizes(proto)
     safe = long_vectors.is_safe(proto)
     found = _inferred(proto, data=safe)
     if safe or found is None:

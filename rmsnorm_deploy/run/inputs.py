@@ -21,8 +21,9 @@ Feeds = dict[str, Array]
 SYMBOLIC_SIZES = {"batch": 1, "past": 0, "seq": 8, "length": 8, "token": 8, "height": 32, "width": 32, "channel": 3}
 """Sizes of symbolic dimensions, by the first of these words that the name contains; any other gets OTHER_SIZE."""
 OTHER_SIZE = 4
-MOST_ELEMENTS = 2**28
-"""Of an input that is made: 2 GiB while its numbers are drawn."""
+
+MOST_ELEMENTS = 2**26
+"""Of all made inputs together whose shapes nobody asked for: a declared size of 2^40 must not take all memory."""
 
 ROW_FACTORS = (1.0, 2.0**-10, 0.0, 2.0**-7, 2.0**8)
 """From far below the square root of epsilon to where float16 squares overflow."""
@@ -62,7 +63,8 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
 
     Raises:
         UsageError: an input is not a tensor, has no declared rank, or a shape given contradicts the declared one; or a
-            dimension that is calculated from others would be negative; or an input has too many elements to be made.
+            dimension that is calculated from others would be negative; or declared sizes need more than
+            :data:`MOST_ELEMENTS` elements.
     """
     rng = np.random.default_rng(seed)
     values = graph_inputs(model)
@@ -78,14 +80,16 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
             _bind(value, given[value.name], sizes)
     declared = frozenset(d.dim_param for v in values for d in v.type.tensor_type.shape.dim if d.dim_param)
     feeds = {}
+    left = MOST_ELEMENTS
     for value in values:
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"input '{value.name}' is not a tensor", "Run the model on your own inputs instead.")
         shape = given.get(value.name) or _shape(value, sizes, declared)
-        if math.prod(shape) > MOST_ELEMENTS:
+        left -= 0 if value.name in given else math.prod(shape)
+        if left < 0 or any(size < 0 for size in shape):
             raise UsageError(
-                f"input '{value.name}' of shape {list(shape)} would have more than {MOST_ELEMENTS} elements",
-                "Give smaller shapes, as in --shapes name:1,8,64, or inputs of your own.",
+                f"no input '{value.name}' of the shape {list(shape)} can be made up (at most {MOST_ELEMENTS} elements)",
+                "Give its shape: --shapes name:1,8,64; or your own inputs.",
             )
         feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng)
     return feeds

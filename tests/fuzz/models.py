@@ -55,6 +55,8 @@ def _fault(step, kind):
     """What is taken for one fault: an error in one place, whatever leads there; wrong numbers, however they are run."""
     if kind.startswith(("other numbers", "another shape")):
         return step
+    if kind.startswith("does not run"):
+        return f"{step}: does not run"
     return kind if " in " in kind else f"{step}: {kind}"
 
 

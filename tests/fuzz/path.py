@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import RmsNormDeployError
-from rmsnorm_deploy.model.graphs import nodes_of
+from rmsnorm_deploy.model.graphs import graphs_of, nodes_of
 from rmsnorm_deploy.model.validity import complaint
+from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.naming import is_ours
 from tests.fuzz.mutations.pick import all_tensors, declared
 from tests.fuzz.numbers import wrong_numbers
@@ -57,6 +58,24 @@ def _is_enormous(model):
     return any(size > 10**5 for size in sizes)
 
 
+def _declares_false_shapes(model, form):
+    """Whether the model is valid after fusing once it no longer declares shapes: some of those were false, unseen.
+
+    Inference does not follow what Shape, Expand and functions compute as far as it follows the fused model.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for graph in graphs_of(copy):
+        del graph.value_info[:]
+        for output in graph.output:
+            for size in output.type.tensor_type.shape.dim:
+                size.Clear()
+    try:
+        return not complaint(rmsnorm_deploy.fuse(copy, form=form)[0])
+    except RmsNormDeployError:
+        return False
+
+
 class _Path:
     """The path of one model; ``say`` is told each step before it is taken, so that a death has a place."""
 
@@ -64,7 +83,7 @@ class _Path:
         self.data, self.say, self.thorough = data, say, thorough
         self.rng = random.Random(f"path {seed}")
         self.run_form = self.rng.choice(FORMS)
-        self.saved_forms = {self.run_form, self.rng.choice(FORMS)}
+        self.again_form, self.proto_form = self.rng.choice(FORMS), self.rng.choice(FORMS)
         self.complaint, self.enormous = "", True
         self.found = []
         self.counts = {}
@@ -117,7 +136,11 @@ class _Path:
         with contextlib.suppress(Exception):
             proto = onnx.ModelProto.FromString(self.data)
             self.enormous = _is_enormous(proto)
+        # onnx's version converter takes longer than all else: where it would run, only now and then
+        old = proto is not None and any(o.domain in ("", "ai.onnx") and o.version < 23 for o in proto.opset_import)
         for form in FORMS:
+            if form == "onnx" and old and self.run_form != form and self.rng.random() < 0.9:
+                continue
             done = self.step(f"fuse {form}", rmsnorm_deploy.fuse, file, form=form)
             if done is None:
                 continue
@@ -126,23 +149,24 @@ class _Path:
                 self.find("explain", "says another number than fuse", f"{len(explained.fused)}, {len(report.fused)}")
             self.step(f"report {form}", lambda report=report: (report.summary(), report.to_dict()))
             self._same_again(file, proto, form, fused)
-            if report.fused:
+            if report.fused or report.repaired:
                 self.count("models with norms")
-            if report.fused and form in self.saved_forms:
                 self._fused(file, proto, form, fused)
-        if self.rng.random() < 0.1:
+        if proto is not None and DOMAIN.encode() in self.data:
+            self._unfused(file, proto)
+        if self.rng.random() < 0.004:
             self._command_line(file)
-        if self.rng.random() < 0.1 and proto is not None:
+        if self.rng.random() < 0.05 and proto is not None:
             self.step("from_proto", self._as_ir, proto)
 
     def _same_again(self, file, proto, form, fused):
         """Equal input, equal bytes, however it is handed over; and the caller's model stays."""
         first = fused.SerializeToString(deterministic=True)
-        if self.rng.random() < 0.3:
+        if form == self.again_form and self.rng.random() < 0.5:
             again = self.step(f"fuse {form}", rmsnorm_deploy.fuse, file, form=form)
             if again is None or again[0].SerializeToString(deterministic=True) != first:
                 self.find(f"fuse {form}", "other bytes the second time")
-        if proto is not None and self.rng.random() < 0.3:
+        if proto is not None and form == self.proto_form and self.rng.random() < 0.5:
             before = proto.SerializeToString(deterministic=True)
             given = self.step(f"fuse {form} of a proto", rmsnorm_deploy.fuse, proto, form=form)
             if proto.SerializeToString(deterministic=True) != before:
@@ -162,6 +186,15 @@ class _Path:
             return
         rmsnorm_deploy.fuse(model)
 
+    def _unfused(self, file, proto):
+        """A fused file, or what has become of it, without our nodes."""
+        done = self.step("unfuse the file", rmsnorm_deploy.unfuse, file)
+        if done is None or not self.thorough or not (done[1].fused or done[1].repaired):
+            return
+        if not self.enormous and "Inference" not in complaint(proto):
+            for kind, text in wrong_numbers(proto, done[0], "the file unfused", self.say, self.count):
+                self.find("run the file unfused", kind, text)
+
     def _fused(self, file, proto, form, fused):
         for part in ("input", "output"):
             names = [[v.name for v in getattr(m.graph, part)] for m in (proto, fused)]
@@ -173,8 +206,11 @@ class _Path:
                 self.find(f"save {form}", "refused a model that was valid")
             return
         judged = form != "ort" and not self.enormous and not self.complaint
-        if judged and not complaint(proto) and (now := complaint(output) or complaint(fused)):
+        now = judged and not complaint(proto) and (complaint(output) or complaint(fused))
+        if now and not ("shape differ" in now and _declares_false_shapes(proto, form)):
             self.find(f"save {form}", "no longer valid", now)
+        if form != self.run_form:
+            return
         loaded = self.step(f"load {form} again", rmsnorm_deploy.fuse, output, form=form)
         if loaded is None:
             if not self.complaint:
@@ -193,7 +229,7 @@ class _Path:
             and not unfused[1].missed
         ):
             self.find("unfuse", "left a node of ours without a reason")
-        if self.thorough and form == self.run_form:
+        if self.thorough:
             if self.enormous or "Inference" in complaint(proto):  # its types or shapes contradict themselves
                 return
             results = [(form, fused)] + ([("unfused", unfused[0])] if unfused is not None else [])

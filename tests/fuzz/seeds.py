@@ -94,10 +94,10 @@ def fused(rng):
 def seed_model(rng):
     """A model to begin with."""
     kind = rng.random()
-    if kind < 0.03:
+    if kind < 0.01:
         return sample(rng)
-    if kind < 0.07:
+    if kind < 0.04:
         return if_model()
-    if kind < 0.2:
+    if kind < 0.22:
         return fused(rng)
     return spelled(rng)

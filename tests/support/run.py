@@ -17,6 +17,11 @@ def run(model, feeds, optimise, register=None):
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return outputs(session, feeds)
+
+
+def outputs(session, feeds):
+    """Outputs of a session, as :func:`run`."""
     values = {}
     for name, value in feeds.items():
         if value.dtype == ml_dtypes.bfloat16:

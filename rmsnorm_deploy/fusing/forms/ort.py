@@ -57,7 +57,8 @@ def _has_skip_kernel(match: Match) -> bool:
 
     In 16 bits its CUDA kernel adds up in 16 bits and gives zeros or NaN (microsoft/onnxruntime issue 29034).
     """
-    scale_rank = 1 if match.scale is None else match.scale_rank
+    # one number is written as a vector where its length is known
+    scale_rank = int(match.size is not None) if match.scale is None else match.scale_rank
     return (
         match.parameters.output_type == int(FLOAT)
         and match.rank in (2, 3)

@@ -9,7 +9,7 @@ import onnx
 import onnx.inliner
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, defs
 
-from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of, opset_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes, nodes_of, opset_of
 from rmsnorm_deploy.model.skeleton import without_weights
 
 _DOMAIN = "rmsnorm_deploy.expanded"
@@ -43,6 +43,7 @@ def expanded(proto: ModelProto, convertible: Callable[[NodeProto], bool]) -> Mod
 def _types(proto: ModelProto) -> dict[str, TypeProto]:
     """Types of the values, as far as they can be inferred; weights are not copied for that."""
     bare = without_weights(proto)
+    forget_negative_sizes(bare)
     try:
         graph = onnx.shape_inference.infer_shapes(bare).graph
     except onnx.shape_inference.InferenceError:
