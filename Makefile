@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz gpu-check
+.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz faults gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -78,6 +78,10 @@ fuzz: venv
 	    "folders $(FUZZ_FOLDERS)" "logs $(FUZZ_FOLDERS)"; do \
 	    set -- $$kind; $(BIN)/python -m tests.fuzz $$1 --seed $(FUZZ_SEED) --count $$2 || failed=1; \
 	done; test -z "$$failed"
+
+# Killed runs, full disks, inputs that change, threads and sessions, in full; the suite runs small counts.
+faults: venv
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 # What each runtime makes of each form of output; it makes an environment of its own with them.
 runtimes: venv

@@ -28,7 +28,7 @@ def findings(folder, outside):
     place = Place(folder, outside)
     for force in (False, True):
         options = ["--force"] if force else []
-        for spare in (0, 4, 8, 16, 64, 128):
+        for spare in (0, 4, 64):
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place.out)], check=True)
             if force:
                 assert outcome(fusing(place.one, place.output))[0] == 0
@@ -37,7 +37,9 @@ def findings(folder, outside):
             filler.write_bytes(bytes(max(room.f_bavail * room.f_frsize - spare * 1024, 0)))
             before = sorted(p.name for p in place.out.iterdir())
             status, said = outcome(fusing(place.two, place.output, *options))
-            wrong = (told(status, said, {2}) if status else "") or place.wrong({1 if force else None} if status else {2})
+            wrong = (told(status, said, {2}) if status else "") or place.wrong(
+                {1 if force else None} if status else {2}
+            )
             if status and sorted(p.name for p in place.out.iterdir()) != before:
                 wrong = wrong or f"left over: {sorted(p.name for p in place.out.iterdir())}"
             if wrong or (not status and spare == 0):

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rmsnorm_deploy.cli.app import main
-from tests.support.changes import at_change, die, kills, listing, outcome, start
+from tests.support.changes import at_change, die, listing, outcome, start
 
 OUTPUT = "f.onnx"
 SOME = 4 * 4 * 256 * 40
@@ -71,7 +71,9 @@ def value_of(path):
     """What the weights of a whole fused model are; raises or returns None where it is not whole."""
     model = onnx.load(path)
     onnx.checker.check_model(model)
-    found = {float(v) for t in model.graph.initializer if t.name in "abcdw" for v in np.unique(numpy_helper.to_array(t))}
+    found = {
+        float(v) for t in model.graph.initializer if t.name in "abcdw" for v in np.unique(numpy_helper.to_array(t))
+    }
     fused = any(n.op_type == "RMSNorm" for n in model.graph.node)
     return found.pop() if fused and len(found) == 1 else None
 
@@ -264,9 +266,7 @@ def input_changed(place, how):
             happened.touch()
             how(place)
 
-        status, said = outcome(
-            fusing(place.two, place.output), lambda at=at, act=act: at_change(at, act, reading=True)
-        )
+        status, said = outcome(fusing(place.two, place.output), lambda at=at, act=act: at_change(at, act, reading=True))
         place.stamps = place._stamps()
         wrong = (told(status, said, {2, 3}) if status else "") or place.wrong({None} if status else {1, 2})
         if wrong or place.crowded():
@@ -278,7 +278,7 @@ def input_changed(place, how):
 def replaced(place):
     """Others under the names of the input."""
     for file in place.one.parent.iterdir():
-        os.replace(file, place.two.parent / file.name)
+        file.replace(place.two.parent / file.name)
 
 
 def overwritten(place):

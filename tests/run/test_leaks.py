@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("count", "library", "threads", "most"),

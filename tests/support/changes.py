@@ -1,4 +1,4 @@
-"""Runs in a child that something happens to at its n-th change of the file system: it is killed, or the disk is full."""
+"""Runs in a child, to which something happens at its n-th change of the file system: a kill, or a full disk."""
 
 import itertools
 import os
@@ -60,7 +60,7 @@ def start(action, before=lambda: None, said=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if said is not None:
             os.dup2(said, 2)
-        sys.stdout, sys.stderr = (open(i, "w", closefd=False) for i in (1, 2))  # noqa: PTH123, SIM115
+        sys.stdout, sys.stderr = (open(i, "w", closefd=False) for i in (1, 2))  # noqa: SIM115
         before()
         returned = action()
         status = returned if isinstance(returned, int) else 0
