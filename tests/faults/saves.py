@@ -135,7 +135,7 @@ def killed(place, force, count, rng, *, changes=True):
     place.begin(force)
     made, at, tries = 0, 0 if changes else None, 0
     hidden = os.open(os.devnull, os.O_WRONLY)
-    while made < count:
+    while at is not None or made < count:
         if at is not None:
             dead = outcome(run, lambda at=at: at_change(at, die))[0] == -9
             where = f"change {at}"

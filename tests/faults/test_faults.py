@@ -32,7 +32,7 @@ def test_a_run_that_is_killed_at_a_random_moment_leaves_old_or_new(tmp_path, out
 
 def test_a_command_that_is_killed_at_any_change_leaves_old_or_new(tmp_path):
     place = saves.Place(tmp_path, saves.SOME)
-    assert list(saves.killed(place, True, 20, random.Random(1))) == []
+    assert list(saves.killed(place, True, 0, random.Random(1))) == []
 
 
 @pytest.mark.parametrize(("outside", "force"), [(0, False), (saves.SOME, True)], ids=["new", "force"])
