@@ -12,7 +12,11 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
+<<<<<<< HEAD
 .PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz gpu-check
+=======
+.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz faults gpu-check
+>>>>>>> 962218b311073cad23436b489f6b8699cd2e489a
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -78,6 +82,10 @@ fuzz: venv
 	    "folders $(FUZZ_FOLDERS)" "logs $(FUZZ_FOLDERS)"; do \
 	    set -- $$kind; $(BIN)/python -m tests.fuzz $$1 --seed $(FUZZ_SEED) --count $$2 || failed=1; \
 	done; test -z "$$failed"
+
+# Killed runs, full disks, inputs that change, threads and sessions, in full; the suite runs small counts.
+faults: venv
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 # What each runtime makes of each form of output; it makes an environment of its own with them.
 runtimes: venv

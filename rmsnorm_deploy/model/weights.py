@@ -31,6 +31,7 @@ class Reference:
         folder: the folder of the model.
         location: the file's name as the model states it.
         offset, length: the part of it, in bytes.
+        stamp: of the file when it was checked: which file it is, its size, and when it was written.
     """
 
     file: Path
@@ -38,6 +39,7 @@ class Reference:
     location: str
     offset: int
     length: int
+    stamp: tuple[int, int, int, int]
 
 
 References = dict[tuple[str, int, int], Reference]
@@ -50,8 +52,13 @@ def references(proto: onnx.ModelProto, folder: Path) -> References:
     for tensor in external_tensors(proto):
         key = external_reference(tensor)
         if key not in found:
-            found[key] = Reference(weight_file(folder, key[0], tensor.name), folder, *key)
+            file = weight_file(folder, key[0], tensor.name)
+            found[key] = Reference(file, folder, *key, _stamp(file.stat()))
     return found
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def with_weights_in(
@@ -122,3 +129,8 @@ def _chunks(reference: Reference) -> Iterator[bytes]:
                 raise ModelError(f"the weight file {reference.file} is too short", "Copy or export it again.")
             left -= len(chunk)
             yield chunk
+        if _stamp(os.fstat(file.fileno())) != reference.stamp:  # the parts would be of different weights
+            raise ModelError(
+                f"the weight file {reference.file} was changed while it was copied",
+                "Run it again when nothing writes there.",
+            )

@@ -1,4 +1,4 @@
-"""Equal input gives equal bytes: in another process, with another hash seed, with another Python."""
+"""Equal input gives equal bytes: in other processes, hash seeds, threads, places and surroundings, and Pythons."""
 
 import functools
 import os
@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
     for data in models:
         file.write_bytes(data)
         digest, fused_norms = hashlib.sha256(data), 0
-        for form in ("plugin", "onnx", "ort"):
+        for form in ("plugin", "onnx", "ort", "standard"):
             fused, report = rmsnorm_deploy.fuse(file, form=form)
             rmsnorm_deploy.save(fused, output, source=file, overwrite=True)
             said = json.dumps([report.to_dict(), rmsnorm_deploy.explain(output).to_dict()]).replace(folder, "")
@@ -70,3 +70,61 @@ def test_other_pythons_give_the_same_bytes():
         pytest.skip("no Python of another version has onnx and onnx-ir; RMSNORM_DEPLOY_PYTHONS can name one")
     for python in able:
         assert digests(python) == digests(), python
+
+
+SURROUNDINGS = """
+import concurrent.futures, hashlib, locale, os, pathlib, sys
+import onnx
+import rmsnorm_deploy
+from tests.fuzz.seeds import SAMPLES
+
+locale.setlocale(locale.LC_ALL, "")
+way, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+folder.mkdir(parents=True)
+os.chdir(folder)
+
+
+def made(path):
+    name, digest = path.stem, hashlib.sha256()
+    place = pathlib.Path(name) if way == "relative" else folder / name
+    (place / "out").mkdir(parents=True)
+    plain, outside = place / "plain.onnx", place / "outside.onnx"
+    plain.write_bytes(path.read_bytes())
+    model = onnx.load(plain)
+    onnx.save(model, outside, save_as_external_data=True, location="w.bin", size_threshold=256)
+    for source in (plain, outside):
+        for form in ("plugin", "onnx", "ort", "standard"):
+            for output in (place / "out" / f"{form}_{source.stem}.onnx", place / f"{form}_{source.stem}.onnx"):
+                fused, report = rmsnorm_deploy.fuse(source, form=form)
+                saved = rmsnorm_deploy.save(fused, output, source=source)
+                files = [output, *(output.with_name(f) for f in saved.weight_files)]
+                digest.update(b"".join(f.read_bytes() for f in files))
+    return digest.hexdigest()
+
+
+paths = [SAMPLES / "llama_float16.onnx", SAMPLES / "t5_encoder_float32.onnx"]
+with concurrent.futures.ThreadPoolExecutor(4 if way == "threads" else 1) as pool:
+    print(*pool.map(made, paths))
+"""
+
+
+def test_other_surroundings_give_the_same_bytes(tmp_path):
+    """Locale, time zone, working folder, relative names and threads; weights inside, shared and copied."""
+    found = {}
+    for way, environment in {
+        "absolute": {"LC_ALL": "C", "TZ": "UTC"},
+        "relative": {"LC_ALL": "C.UTF-8", "TZ": "Pacific/Chatham", "PYTHONHASHSEED": "7"},
+        "threads": {"LC_ALL": "C", "TZ": "America/St_Johns", "PYTHONOPTIMIZE": "1"},
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-c", SURROUNDINGS, way, str(tmp_path / way)],
+            env=os.environ | environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[way] = done.stdout.split()
+    assert len(set(found["absolute"])) == 2
+    assert found["relative"] == found["absolute"]
+    assert found["threads"] == found["absolute"]

@@ -1,6 +1,5 @@
 """Runs that are killed: what stands under a name is whole at any moment, and the next run removes what is left."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rmsnorm_deploy.model import atomic, leftovers
 from rmsnorm_deploy.model.load import load_proto
 from rmsnorm_deploy.model.save import save, saving
+from tests.support.changes import kills
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="numbers of processes, forks and audit events of Linux")
 
@@ -45,34 +45,6 @@ def value_of(path):
     """What the model at ``path`` adds; it has to be whole."""
     load_proto(path)
     return float(numpy_helper.to_array(onnx.load(path).graph.initializer[0])[-1])
-
-
-def dies(action, at):
-    """Run ``action`` in a child that is killed at its ``at``-th change of the file system; whether it was."""
-    child = os.fork()
-    if child == 0:
-        left = itertools.count(at, -1)
-        names = {"os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.chmod"}
-
-        def hook(event, arguments):
-            changes = event in names or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
-            if changes and next(left) == 0:
-                os.kill(os.getpid(), 9)
-
-        sys.addaudithook(hook)
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1] == 9
-
-
-def kills(action):
-    """Once for each change of the file system, a run that is killed there."""
-    for at in range(1000):
-        if not dies(action, at):
-            return
-        yield at
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["one file", "with weights"])

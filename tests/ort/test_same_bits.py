@@ -71,6 +71,6 @@ def test_from_run_to_run(one_thread):
     assert len({digest for _, _, digest in one_thread}) > 45
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 17, 64])
 def test_from_process_to_process_with_any_number_of_threads(one_thread, threads):
     assert lines(threads, hash_seed="random") == one_thread
