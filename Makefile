@@ -12,11 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-<<<<<<< HEAD
-.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz gpu-check
-=======
-.PHONY: demo test environments lint format unit venv runtimes pipelines clean fuzz faults gpu-check
->>>>>>> 962218b311073cad23436b489f6b8699cd2e489a
+.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz faults gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
