@@ -74,8 +74,11 @@ def tool(name: str, *folders: str | Path) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, (*folders, *CUDA_FOLDERS))))
 
 
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def checksum(paths: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 class Check:
@@ -89,6 +92,9 @@ class Check:
         for folder in (given.out, given.work):
             folder.mkdir(parents=True, exist_ok=True)
         self.log, self.records = given.out / "gpu.log", given.out / "records.jsonl"
+        # of the kernels that are checked: a run goes on with the results of the same ones only
+        sources = [path for path in (ROOT / "ops").rglob("*") if path.is_file()]
+        self.kernels = checksum([self.library] if self.library else sources)
         earlier = self.earlier()
         if not earlier:
             for file in (self.log, self.records, given.out / "gpu.json", given.out / "gpu.md"):
@@ -101,21 +107,15 @@ class Check:
         self.steps = Steps(Budget(given.seconds, SECONDS, SHARES), known, lambda _: self.write(), say)
 
     def earlier(self) -> dict[str, Any]:
-        """The result of the run that this one continues, if it was of the same library."""
+        """The result of the run that this one continues, if it was of the same kernels."""
         if not self.given.resume:
             return {}
         try:
             found: dict[str, Any] = json.loads((self.given.out / "gpu.json").read_text())
         except (OSError, ValueError):
             return {}
-        built = Path(found.get("library") or "")
-        same = self.library or built
-        if found.get("schema_version") != SCHEMA_VERSION or not same.is_file():
-            return {}
-        if checksum(same) != found.get("checksum"):
-            return {}
-        self.library = same
-        return found
+        same = found.get("schema_version") == SCHEMA_VERSION and found.get("kernels") == self.kernels
+        return found if same else {}
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
@@ -248,7 +248,7 @@ class Check:
         self.end_compilers()  # what is compiled is in the compilers' caches; the rest would disturb
         target = self.given.out / "measured.json"
         stop = time.monotonic() + limit
-        command = self.module("measure", "--json", target, "--records", self.records)
+        command = self.module("measure", "--json", target, "--records", self.records, "--kernels", self.kernels)
         command += ["--seconds", f"{max(5, limit - 10):.0f}"]
         if self.given.tvm:
             command += ["--tvm", self.given.tvm]
@@ -325,8 +325,7 @@ class Check:
             "python": platform.python_version(),
             "versions": versions,
             "seconds": round(time.monotonic() - self.begin, 1),
-            "library": str(self.library) if self.library else None,
-            "checksum": checksum(self.library) if self.library else None,
+            "kernels": self.kernels,
             "steps": self.steps.done,
             "unmet": unmet,
             **{name: self.found.get(name) for name in ("measured", "decode", "counters")},

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.gpu import predictions
 from benchmarks.summary import table
 
 Record = dict[str, Any]
@@ -144,4 +145,5 @@ def text(result: dict[str, Any], *, markdown: bool) -> str:
         ]
     if result["counters"]:
         parts += ["What ncu counts", counters_table(result["counters"], markdown=markdown)]
+    parts += ["Predicted, and what came of it", predictions.text(result, markdown=markdown)]
     return "\n\n".join(parts) + "\n"

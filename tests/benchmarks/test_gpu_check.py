@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu import contract, counters, table
+from benchmarks.gpu import contract, counters, predictions, profiled, table
 from benchmarks.gpu.cases import SIZES, grid
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.steps import Budget, Outcome, Share
@@ -165,6 +165,19 @@ def test_a_measurement_survives_being_killed(machine, tmp_path):
     ours = [r for r in json.loads(target.read_text())["records"] if r["contestant"] == "ours"]
     assert len(ours) == 29
     assert len({(r["op"], r["dtype"], r["rows"], r["size"], r["variant"]) for r in ours}) == 29
+
+
+def test_other_kernels_are_measured_anew(machine, tmp_path):
+    _, library = machine
+    given = ["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path), "--resume"]
+    known = {"schema_version": gpu_check.SCHEMA_VERSION, "kernels": gpu_check.checksum([library])}
+    known["steps"] = [{"name": "smoke", "status": "passed"}, {"name": "cpu", "status": "no time"}]
+    for kernels, names in ((known["kernels"], {"smoke"}), ("others", set())):
+        (tmp_path / "gpu.json").write_text(json.dumps(known | {"kernels": kernels}))
+        (tmp_path / "records.jsonl").write_text("{}\n")
+        made = gpu_check.Check(gpu_check.arguments(given))
+        assert set(made.steps.known) == names
+        assert (tmp_path / "records.jsonl").exists() == bool(names)
 
 
 def test_a_line_that_was_cut_is_measured_again(tmp_path):
@@ -410,3 +423,39 @@ def test_what_ncu_says():
         text += f'"{number}","k(int, float)","gpu__time_duration.sum","{value}"\n'
     assert counters.parsed(text + "==PROF== ends\n") == [{"ns": 1024.0}, {"ns": 7.0}]
     assert counters.parsed("==ERROR== ERR_NVGPUCTRPERM") == []
+
+
+def test_the_readme_has_the_predictions():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    begin, end = "predictions: begin; python -m benchmarks.gpu.predictions -->\n\n", "\n\n<!-- gpu predictions: end"
+    assert text[text.index(begin) + len(begin) : text.index(end)] == predictions.text(None, markdown=True)
+
+
+def test_a_prediction_is_replaced_by_what_was_measured():
+    """Every claim is about something that gpu-check measures, and finds its value there."""
+    cases = {(c.op, c.dtype, c.rows, c.size, c.variant) for c in grid()}
+    counted = {(c.op, c.dtype, c.rows, c.size, c.variant) for c in profiled.cases(small=False)}
+    records, watched = [], []
+    for p in predictions.PREDICTIONS:
+        assert p.h100[0] < p.h100[1]
+        assert p.h200[0] < p.h200[1]
+        if p.place is not None:
+            assert p.place in (counted if p.of == "counters" else cases), p
+            named = dict(zip(("op", "dtype", "rows", "size", "variant"), p.place, strict=True))
+            if p.of == "records":
+                records.append(named | {"contestant": p.name, p.field: p.h200[0]})
+            else:
+                watched.append({k: v for k, v in named.items() if k != "variant"} | {p.field: p.h200[0]})
+    compiled = {p.place for p in predictions.PREDICTIONS if p.name == "torch.compile"}
+    assert compiled <= {(c.op, c.dtype, c.rows, c.size, c.variant) for c in grid() if c.telling}
+    result = {
+        "measured": {"machine": {"name": "NVIDIA H200"}, "records": records, "host_us": {"ours": 9.0, "no rows": 1.0}},
+        "decode": {"records": [{"name": n, "us": 1.0} for n in ("as exported", "our norms", "our norms, CUDA graph")]},
+        "counters": watched,
+    }
+    verdicts = {line[0]: line[4] for line in predictions.rows(result)}
+    assert "not yet" not in verdicts.values()
+    assert verdicts["RMSNorm 1x4096"] == "2.5, held"
+    assert verdicts["host time of a launch: ours"] == "9, more"
+    assert verdicts["decoding step: our norms over our norms, CUDA graph"] == "1, less"
+    assert {line[4] for line in predictions.rows(None)} == {"not yet"}
