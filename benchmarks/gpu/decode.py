@@ -155,6 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
         return MISSING
     from rmsnorm_deploy import fuse
 
+    ort = importlib.import_module("onnxruntime")
+    if given.provider == CUDA and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # CUDA's libraries from where pip has put them, PyTorch's too
     dtype = "float16" if given.provider == CUDA else "float32"
     model = decoder(SMALL if given.quick else FULL, dtype)
     fused, report = fuse(model)

@@ -11,7 +11,7 @@ class Records:
     """A file of lines, each a JSON object. The first says what was measured where; another such line starts anew."""
 
     def __init__(self, path: Path | None, about: dict[str, Any]) -> None:
-        self.path = path
+        self.path, self.about = path, about
         self.lines: list[dict[str, Any]] = []
         if path is None:
             return
@@ -39,3 +39,33 @@ class Records:
     def of(self, name: str) -> list[Any]:
         """What stands under a name, in all lines that have it."""
         return [line[name] for line in self.lines if name in line]
+
+    def result(self) -> dict[str, Any]:
+        """Everything together: about, what the last run was to measure, and what all have measured."""
+        runs, measured = self.of("run"), set(self.of("case"))
+        last = runs[-1] if runs else {"peers": [], "lacking": [], "cases": []}
+        left = [name for name in last["cases"] if name not in measured]
+        return {
+            **self.about,
+            "peers": last["peers"],
+            "lacking": last["lacking"],
+            "complete": bool(runs) and not left,
+            "cases": len(last["cases"]),
+            "left": len(left),
+            "host_us": next(iter(self.of("host")), {}),
+            "records": [r for part in self.of("records") for r in part],
+            "failed": self.of("failed"),
+            "notes": list(dict.fromkeys(note for notes in self.of("notes") for note in notes)),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Records | None:
+        """What is in a file, to look at only; None where it holds nothing yet."""
+        try:
+            raw = path.read_bytes()
+            lines = [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
+            found = cls(None, lines[0]["about"])
+        except (OSError, ValueError, IndexError, KeyError):
+            return None
+        found.lines = lines[1:]
+        return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu import contract, counters, predictions, profiled, table
+from benchmarks.gpu import checks, contract, counters, predictions, profiled, table
 from benchmarks.gpu.cases import SIZES, grid
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.steps import Budget, Outcome, Share
@@ -126,6 +126,12 @@ def test_results_survive_an_interruption(stage, tmp_path):
         assert whole[: len(before)] == before
         before = whole
     assert killed
+    told = check(os.environ, "--report", "--out", out)  # which needs no GPU
+    assert told.returncode in (0, 1), told.stderr
+    known = json.loads((out / "gpu.json").read_text())["measured"]
+    assert len(
+        {(r["op"], r["dtype"], r["rows"], r["size"], r["variant"]) for r in known["records"]} if known else ()
+    ) == (sum('"records"' in line for line in before))
     done = check(os.environ, *given)
     result = json.loads((out / "gpu.json").read_text())
     assert {step["status"] for step in result["steps"]} == {"passed"}, done.stderr
@@ -165,6 +171,24 @@ def test_a_measurement_survives_being_killed(machine, tmp_path):
     ours = [r for r in json.loads(target.read_text())["records"] if r["contestant"] == "ours"]
     assert len(ours) == 29
     assert len({(r["op"], r["dtype"], r["rows"], r["size"], r["variant"]) for r in ours}) == 29
+
+
+def test_a_case_that_takes_the_gpu_down_leaves_the_others(machine, tmp_path):
+    """The process that measured it is lost, and the next one goes on behind it."""
+    environment, library = machine
+    options = ["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path), "--quick"]
+    made = gpu_check.Check(
+        gpu_check.arguments([*options, "--rows", "3,5", "--sizes", "64", "--dtype", "float16,float32"])
+    )
+    broken = environment | {"FAKE_CUDA_REFUSED_COPY": str(3 * 64 * 2)}
+    made.environment = lambda: broken | {"PYTHONPATH": str(ROOT)}
+    status, detail = made.measure(60)
+    assert status == "failed"
+    assert detail == "RMSNorm float16 3x64: CudaError: cuMemcpyDtoDAsync_v2: CUDA_ERROR_INVALID_VALUE (700)"
+    measured = made.measured()
+    assert measured["left"] == 0
+    # two types, two operators, two numbers of rows and five variants, but for the one
+    assert len([r for r in measured["records"] if r["contestant"] == "ours"]) == 2 * 2 * 2 + 5 - 1
 
 
 def test_other_kernels_are_measured_anew(machine, tmp_path):
@@ -262,7 +286,7 @@ def test_without_nvcc_that_is_said(machine, tmp_path, monkeypatch):
     nothing.mkdir()
     environment = {name: value for name, value in environment.items() if name not in ("CUDACXX", "CXX")}
     code = (
-        "import sys; from benchmarks import gpu_check; gpu_check.CUDA_FOLDERS = (); "
+        "import sys; from benchmarks import gpu_check; from benchmarks.gpu import checks; checks.CUDA_FOLDERS = (); "
         f"sys.exit(gpu_check.main(['--out', {str(tmp_path / 'out')!r}]))"
     )
     done = subprocess.run(
@@ -344,7 +368,7 @@ def test_tests_that_run_out_of_time_failed_only_if_one_did(made, monkeypatch, sa
 )
 def test_a_sanitizer_out_of_time_failed_only_if_it_found_something(made, monkeypatch, said, status):
     monkeypatch.setattr(made, "run", lambda *_: Outcome(None, said, 0))
-    monkeypatch.setattr(gpu_check, "tool", lambda *_: "/usr/bin/tool")
+    monkeypatch.setattr(checks, "tool", lambda *_: "/usr/bin/tool")
     assert made.sanitizer("memcheck", 30)[0] == status
 
 
