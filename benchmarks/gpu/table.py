@@ -126,7 +126,7 @@ def _measured(measured: dict[str, Any], *, markdown: bool) -> Iterator[str]:
         yield bandwidth_table(records, markdown=markdown)
         yield "Times as fast as the others"
         yield peer_table(records, markdown=markdown)
-    head = f"Cases below what the kernels have to reach: {len(missed)} (of {cases})"
+    head = f"Misses of what the kernels have to reach: {len(missed)}, in {cases} cases"
     yield "\n".join([head, *(["", *(f"* {line}" for line in missed)] if missed else [])])
     yield "Host time of a launch from Python"
     yield host_table(measured["host_us"], markdown=markdown)

@@ -1,5 +1,6 @@
 """The whole of `make gpu-check` without a GPU: on the emulated kernels, and a stand-in for the driver."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -250,6 +251,41 @@ def test_peers_take_part(machine, with_torch, tmp_path):
         assert all(r["off_units"] <= 3 and r["graph"] for r in members)
 
 
+def test_the_kernels_of_tvm_are_launched_as_they_have_to_be(machine, tmp_path):
+    """Their CUDA text on the emulator, in the place of machine code: arguments, blocks and threads are right."""
+    pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+    from benchmarks.gpu import tvm_kernels
+    from benchmarks.gpu.tvm_norm import DESCRIPTION, KERNELS, describe
+    from tests.support.tvm.cuda_runner import Cuda
+
+    environment, library = machine
+    text, kernels = tvm_kernels.made(["bfloat16"], [128, 4096], "sm_90")
+    assert [(k.op, k.size) for k in kernels] == [(op, size) for size in (128, 4096) for op in ("RMSNorm", "AddRMSNorm")]
+    launches = []
+    for k in kernels:
+        types = ["std::int64_t" if name == "rows" else "nv_bfloat16*" for name in k.arguments]
+        given = ", ".join(f"*({kind}*)p[{i}]" for i, kind in enumerate(types))
+        launches.append(
+            f'extern "C" void {k.symbol}_launch(unsigned blocks, void** p) {{ emulator::run((const void*){k.symbol}, '
+            f"dim3(blocks), dim3({k.threads}), 0, [&] {{ {k.symbol}({given}); }}); }}"
+        )
+    body = text[text.index('extern "C" __global__') :].replace("__shared__ alignas(64)", "alignas(64) __shared__")
+    cuda = Cuda()
+    (tmp_path / "kernels.cpp").write_text("\n".join(['#include "cuda_text.h"', body, *launches]))
+    cuda.build("-shared", "-o", tmp_path / KERNELS, tmp_path / "kernels.cpp", cuda.folder / "emulator.o")
+    (tmp_path / DESCRIPTION).write_text(
+        describe([dataclasses.replace(k, symbol=f"{k.symbol}_launch") for k in kernels])
+    )
+    target = tmp_path / "measured.json"
+    command = [sys.executable, "-m", "benchmarks.gpu.measure", library, "--rows", "1,17", "--sizes", "128,4096"]
+    command += ["--dtype", "bfloat16", "--tvm", tmp_path, "--json", target, "--seconds", "20"]
+    done = subprocess.run([*map(str, command)], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = [r for r in json.loads(target.read_text())["records"] if r["contestant"] == "TVM, ours"]
+    assert len(records) == 2 * 2 * 2
+    assert all(0 < r["off_units"] <= 3 for r in records)
+
+
 def test_a_peer_that_fails_is_noted_and_the_others_go_on(machine, with_torch, tmp_path):
     _, library = machine
     target, fake = tmp_path / "measured.json", tmp_path / "packages" / "torch.py"
@@ -338,6 +374,14 @@ def made(tmp_path, machine):
     return gpu_check.Check(
         gpu_check.arguments(["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path)])
     )
+
+
+def test_what_is_built_is_for_this_gpu(made, machine, monkeypatch):
+    environment, _ = machine
+    monkeypatch.setenv("RMSNORM_DEPLOY_CUDA_DRIVER", environment["RMSNORM_DEPLOY_CUDA_DRIVER"])
+    assert made.architectures() == ["90-real"]
+    monkeypatch.setenv("FAKE_CUDA_NO_DEVICE", "1")
+    assert made.architectures() == []
 
 
 def test_a_step_that_takes_too_long_is_ended(made):
