@@ -25,6 +25,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -290,6 +291,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended on the way
     try:
         if importlib.util.find_spec("numpy") is None:
             raise Absent(f"NumPy is not installed for {sys.executable}; install it, or name another Python: PYTHON=...")

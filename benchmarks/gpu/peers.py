@@ -74,7 +74,7 @@ class Peer:
     name = ""
     package = ""
     capturable = True
-    compiles = False  # for each shape, into a cache on disk
+    compiles = False  # when it is first called, into a cache on disk
     ops: tuple[str, ...] = ("RMSNorm", "AddRMSNorm")
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
 
@@ -206,6 +206,7 @@ class Triton(Peer):
 
 class FlashInfer(Peer):
     name, package = "FlashInfer", "flashinfer-python"
+    compiles = True
     dtypes = ("float16", "bfloat16")
     ops = ("RMSNorm",)  # its fused form works in place, so that repeating it measures other values
 
@@ -218,6 +219,7 @@ class FlashInfer(Peer):
 
 class Liger(Peer):
     name, package = "Liger", "liger-kernel"
+    compiles = True
 
     def load(self) -> None:
         self.norm = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply
@@ -235,9 +237,18 @@ class Liger(Peer):
 
 class Quack(Peer):
     name, package = "quack", "quack-kernels"
+    compiles = True
     ops = ("RMSNorm",)
 
+    def must_compile(self, op: str, dtype: str, shape: tuple[int, int]) -> bool:
+        return (dtype, shape[1]) not in self.made  # for any number of rows, and for this process only
+
+    def prepare(self, op: str, dtype: str, shape: tuple[int, int], epsilon: float, buffers: list[Buffers]) -> Run:
+        self.made.add((dtype, shape[1]))
+        return super().prepare(op, dtype, shape, epsilon, buffers)
+
     def load(self) -> None:
+        self.made: set[tuple[str, int]] = set()
         self.norm = importlib.import_module("quack.rmsnorm").rmsnorm
 
     def function(self, op: str, epsilon: float) -> Callable[..., Any]:
