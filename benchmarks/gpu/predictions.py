@@ -115,7 +115,7 @@ PREDICTIONS = (
         _at("ours", 1, 16384),
         (3.0, 4.5),
         (3.0, 4.5),
-        "512 threads, four turns with two loads in flight each; the row waits in shared memory",
+        "512 threads, two turns of two loads each; the row waits in shared memory",
     ),
     _claim("us", _at("ours", 32, 128), (2.2, 3.0), (2.2, 3.0), f"{_LAUNCH}; no barrier"),
     _claim(
