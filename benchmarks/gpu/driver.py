@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -104,6 +104,32 @@ class Gpu:
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
         arguments = ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self.call("cuMemcpyDtoDAsync_v2", *arguments)
+
+    # -- kernels of others -------------------------------------------------------------------------------------------
+
+    def load_module(self, code: bytes) -> int:
+        """Machine code (cubin or fatbin) or PTX."""
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), code)
+        return module.value or 0
+
+    def function(self, module: int, name: str) -> int:
+        found = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(found), ctypes.c_void_p(module), name.encode())
+        return found.value or 0
+
+    def launch(
+        self,
+        function: int,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[ctypes.c_uint64 | ctypes.c_int64],
+        stream: int,
+    ) -> None:
+        """One launch of a grid in one dimension, without dynamic shared memory."""
+        given = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+        shape = (ctypes.c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, 0))
+        self.call("cuLaunchKernel", ctypes.c_void_p(function), *shape, ctypes.c_void_p(stream), given, None)
 
     # -- order and time ------------------------------------------------------------------------------------------------
 

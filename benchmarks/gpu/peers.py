@@ -74,6 +74,7 @@ class Peer:
     name = ""
     package = ""
     capturable = True
+    compiles = False  # when it is first called, into a cache on disk
     ops: tuple[str, ...] = ("RMSNorm", "AddRMSNorm")
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
 
@@ -93,7 +94,7 @@ class Peer:
         return op in self.ops and dtype in self.dtypes
 
     def must_compile(self, op: str, dtype: str, shape: tuple[int, int]) -> bool:
-        """Whether this case needs seconds before its first call."""
+        """Whether this case needs seconds before its first call, so that it takes part in the telling ones only."""
         return False
 
     def function(self, op: str, epsilon: float) -> Callable[..., Any]:
@@ -150,9 +151,10 @@ class Eager(Peer):
 
 class Compiled(Eager):
     name = "torch.compile"
+    compiles = True
 
     def __init__(self, torch: Torch) -> None:
-        self.made: dict[tuple[str, str, int, bool], Callable[..., Any]] = {}
+        self.made: dict[tuple[str, str, tuple[int, int]], Callable[..., Any]] = {}
         super().__init__(torch)
 
     def load(self) -> None:
@@ -163,37 +165,24 @@ class Compiled(Eager):
             if hasattr(limits, limit):  # all row lengths are made from one function, which is compiled for each
                 setattr(limits, limit, 10_000)
 
-    @staticmethod
-    def key(op: str, dtype: str, shape: tuple[int, int]) -> tuple[str, str, int, bool]:
-        """Compiled for the row length, and for any number of rows but one, which PyTorch treats by itself."""
-        return op, dtype, shape[1], shape[0] == 1
-
     def must_compile(self, op: str, dtype: str, shape: tuple[int, int]) -> bool:
-        return self.key(op, dtype, shape) not in self.made
+        return (op, dtype, shape) not in self.made
 
     def prepare(self, op: str, dtype: str, shape: tuple[int, int], epsilon: float, buffers: list[Buffers]) -> Run:
-        key = self.key(op, dtype, shape)
+        """Compiled for exactly this shape: with a number of rows left open it is tuned for another one."""
+        key = op, dtype, shape
         if key not in self.made:
-            function = super().function(op, epsilon)
-            self.made[key] = self.t.torch.compile(function, dynamic=False if shape[0] == 1 else None)
+            self.made[key] = self.t.torch.compile(super().function(op, epsilon), dynamic=False)
         self.compiled = self.made[key]
-        self.dynamic = shape[0] != 1
         return super().prepare(op, dtype, shape, epsilon, buffers)
 
     def function(self, op: str, epsilon: float) -> Callable[..., Any]:
-        compiled, dynamic, mark = self.compiled, self.dynamic, self.t.torch._dynamo.mark_dynamic
-
-        def call(*tensors: Any) -> Any:
-            if dynamic:
-                for tensor in tensors[:-1]:
-                    mark(tensor, 0)
-            return compiled(*tensors)
-
-        return call
+        return self.compiled
 
 
 class Triton(Peer):
     name, package = "Triton", "triton"
+    compiles = True
 
     def load(self) -> None:
         self.module = importlib.import_module("benchmarks.gpu.triton_norm")
@@ -217,6 +206,7 @@ class Triton(Peer):
 
 class FlashInfer(Peer):
     name, package = "FlashInfer", "flashinfer-python"
+    compiles = True
     dtypes = ("float16", "bfloat16")
     ops = ("RMSNorm",)  # its fused form works in place, so that repeating it measures other values
 
@@ -229,6 +219,7 @@ class FlashInfer(Peer):
 
 class Liger(Peer):
     name, package = "Liger", "liger-kernel"
+    compiles = True
 
     def load(self) -> None:
         self.norm = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply
@@ -246,9 +237,18 @@ class Liger(Peer):
 
 class Quack(Peer):
     name, package = "quack", "quack-kernels"
+    compiles = True
     ops = ("RMSNorm",)
 
+    def must_compile(self, op: str, dtype: str, shape: tuple[int, int]) -> bool:
+        return (dtype, shape[1]) not in self.made  # for any number of rows, and for this process only
+
+    def prepare(self, op: str, dtype: str, shape: tuple[int, int], epsilon: float, buffers: list[Buffers]) -> Run:
+        self.made.add((dtype, shape[1]))
+        return super().prepare(op, dtype, shape, epsilon, buffers)
+
     def load(self) -> None:
+        self.made: set[tuple[str, int]] = set()
         self.norm = importlib.import_module("quack.rmsnorm").rmsnorm
 
     def function(self, op: str, epsilon: float) -> Callable[..., Any]:

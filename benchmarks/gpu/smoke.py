@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.gpu.contract import BYTES, TYPES, Kernels, params
+from benchmarks.gpu.contract import BYTES, FLOAT32, TYPES, Kernels, params
 from benchmarks.gpu.driver import Gpu
 from benchmarks.gpu.values import decode, encode, norm, units
 
@@ -24,8 +24,9 @@ EPSILON = 1e-6
 
 
 def cases() -> Iterator[tuple[str, int, tuple[int, ...], str]]:
+    """Type, its number, shape and operator; "Gemma" is RMSNorm that rounds once, with a float32 scale."""
     for (name, data_type), shape in itertools.product(TYPES.items(), SHAPES + COLUMNS):
-        for op in ("RMSNorm", "AddRMSNorm", "GeneralRMSNorm"):
+        for op in ("RMSNorm", "AddRMSNorm", "GeneralRMSNorm", "Gemma"):
             yield name, data_type, shape, op
 
 
@@ -33,12 +34,16 @@ def run(gpu: Gpu, kernels: Kernels, data_type: int, shape: tuple[int, ...], op: 
     """One call; what is wrong with its result, or nothing."""
     rng = np.random.default_rng(len(shape) + shape[-1])
     axis, size = 1, shape[1]
-    stored = {"x": encode(rng.standard_normal(shape), data_type), "scale": encode(rng.standard_normal(size), data_type)}
+    scale_type = FLOAT32 if op == "Gemma" else data_type
+    stored = {"x": encode(rng.standard_normal(shape), data_type)}
+    stored["scale"] = encode(rng.standard_normal(size), scale_type)
     if op == "AddRMSNorm":
         stored["residual"] = encode(rng.standard_normal(shape), data_type)
     if op == "GeneralRMSNorm":
         stored["bias"] = encode(rng.standard_normal(size), data_type)
     p = params(data_type, shape, axis, EPSILON)
+    p.scale_type = scale_type
+    p.round_type = FLOAT32 if op == "Gemma" else data_type
     bytes_of_x = stored["x"].size * BYTES[data_type]
     memory = {name: gpu.allocate(array.nbytes) for name, array in stored.items()}
     for name, array in stored.items():
@@ -66,7 +71,7 @@ def run(gpu: Gpu, kernels: Kernels, data_type: int, shape: tuple[int, ...], op: 
         if not np.array_equal(got["sum"], x.ravel()):
             return "the sum is wrong"
     place = (size, *(1,) * (len(shape) - 2))
-    scale = decode(stored["scale"], data_type).reshape(place)
+    scale = decode(stored["scale"], scale_type).reshape(place)
     bias = decode(stored["bias"], data_type).reshape(place) if op == "GeneralRMSNorm" else None
     measured = p.partial_size if op == "GeneralRMSNorm" else None
     truth = norm(x, scale, EPSILON, axis=axis, bias=bias, measured=measured)
@@ -82,6 +87,7 @@ def main(arguments: list[str]) -> int:
         if only and name not in only:
             continue
         count += 1
+        print(f"{op} {name} {'x'.join(map(str, shape))}", flush=True)  # the last line says where it hangs
         if wrong := run(gpu, kernels, data_type, shape, op):
             failed += 1
             print(f"{op} {name} {'x'.join(map(str, shape))}: {wrong}")

@@ -1,134 +1,142 @@
-"""The whole of `make gpu-check` without a GPU: on the emulated kernels, and a stand-in for the driver."""
+"""The whole of `make gpu-check` without a GPU: on the emulated kernels, and stand-ins for the driver and the tools."""
 
 import importlib.util
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu import contract, table
-from tests.support.contract import BF16, F16, F32
+from benchmarks.gpu import checks
+from benchmarks.gpu.steps import Budget, Outcome, Share
 from tests.support.cuda import emulator as em
 
 ROOT = Path(__file__).resolve().parents[2]
-SANITIZER = """#!/bin/sh
-# stands in for compute-sanitizer: runs what it is given
-test "$1 $3 $4" = "--tool --error-exitcode 97" || exit 3
-shift 4
-"$@" && echo "========= ERROR SUMMARY: 0 errors"
-"""
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The environment of a machine with a GPU, and a library that was built with CUDA."""
-    units, host = em.objects(tmp_path_factory)
-    folder = tmp_path_factory.mktemp("machine")
-    driver = folder / "driver.so"
-    em._run(*em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", driver)
-    library = em.Emulator([*units.values(), *host], folder / "library.so").path
-    tools = folder / "bin"
-    tools.mkdir()
-    (tools / "compute-sanitizer").write_text(SANITIZER)
-    (tools / "compute-sanitizer").chmod(0o755)
-    environment = os.environ | {
-        "RMSNORM_DEPLOY_CUDA_DRIVER": str(driver),
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-    }
-    return environment, library
+STEPS = ["smoke", "memcheck", "racecheck", "tests", "measure", "decode", "counters", "cpu"]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "benchmarks.gpu_check", *map(str, arguments)]
 
 
 def check(environment, *arguments):
-    command = [sys.executable, "-m", "benchmarks.gpu_check", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    given = command(*arguments)
+    return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_everything_runs_from_end_to_end(machine, tmp_path):
-    environment, library = machine
-    done = check(environment, "--quick", "--library", library, "--out", tmp_path, "--seconds", 100)
-    result = json.loads((tmp_path / "gpu.json").read_text())
-    steps = {step["name"]: step for step in result["steps"]}
-    logs = "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
-    assert {name: step["status"] for name, step in steps.items()} == {
-        name: "passed" for name in ("smoke", "tests", "memcheck", "racecheck", "measure")
-    }, done.stderr + logs
-    assert "117 calls, 0 wrong" in steps["smoke"]["detail"]
-    assert "0 errors" in steps["memcheck"]["detail"]
+def rehearse(stage, out, *arguments):
+    """`gpu-check --rehearse` with the stand-ins that this run has built already."""
+    given = ["--rehearse", "--stage", stage.library.parent, "--out", out, "--work", out.parent / "work", *arguments]
+    return check(os.environ, *given)
+
+
+def test_the_rehearsal_walks_all_of_it(stage, tmp_path):
+    out = tmp_path / "out"
+    done = rehearse(stage, out)
+    result = json.loads((out / "gpu.json").read_text())
+    log = (out / "gpu.log").read_text()
+    assert [(step["name"], step["status"]) for step in result["steps"]] == [(name, "passed") for name in STEPS], (
+        done.stderr + log[-6000:]
+    )
+    steps = {step["name"]: step["detail"] for step in result["steps"]}
+    assert "156 calls, 0 wrong" in steps["smoke"]
+    assert "0 errors" in steps["memcheck"]
     measured = result["measured"]
     assert measured["complete"]
     assert measured["machine"]["name"] == "emulated GPU"
-    # two operators, three types, rows 1 and 16, sizes 64 and 1024, ours and the copy
-    assert len(measured["records"]) == 2 * 3 * 2 * 2 * 2
+    assert measured["peers"][:2] == ["TVM, ours", "torch eager (torch 9.9)"]
+    # two operators, three types, rows 1 and 16, sizes 64 and 1024; and five variants
+    assert measured["cases"] == 2 * 3 * 2 * 2 + 5
+    count = {name: 0 for name in ("ours", "copy", "torch eager", "torch.compile", "TVM, ours")}
     for record in measured["records"]:
+        count[record["contestant"]] += 1
         assert record["us"] > 0
         assert record["off_units"] <= 3
         assert record["graph"]
-    assert "| RMSNorm | float16 | 16 |" in (tmp_path / "gpu.md").read_text()
+    assert count == {"ours": 29, "copy": 29, "torch eager": 24, "torch.compile": 24, "TVM, ours": 2}
+    assert measured["host_us"]["ours"] > measured["host_us"]["no rows"] > 0
+    assert [r["name"] for r in result["decode"]["records"]] == ["as exported", "our norms"]
+    assert result["decode"]["norms"] == 2 * 4 + 1
+    assert [r["size"] for r in result["counters"]] == [128, 4096, 16384, 4096, 4096]
+    assert all(r["ns"] > 1000 and r["issue_percent"] == 1 and "dram_bytes" not in r for r in result["counters"])
+    text = (out / "gpu.md").read_text()
+    assert "| RMSNorm | bfloat16 | gemma, float32 scale | 16 | 64 |" in text
+    assert "| our norms |" in text
+    # What comes back from a machine is counted in files: four, and the build is not among them.
+    assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "gpu.log", "gpu.md", "records.jsonl"]
     # Times of the emulator miss what a GPU has to reach, or not; that alone decides between 0 and 1.
     assert done.returncode == (1 if result["unmet"] else 0)
-    assert done.stderr.splitlines()[-1].endswith("failed: none")
+    assert done.stderr.splitlines()[-1].endswith("no time for: none, failed: none")
 
 
-@pytest.fixture
-def with_torch(machine, tmp_path):
-    """The environment with packages that look like PyTorch, and like a Triton that does not load."""
-    environment, _ = machine
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    (packages / "torch.py").write_text((ROOT / "tests" / "support" / "fake_torch" / "torch.py").read_text())
-    (packages / "triton.py").write_text("")
-    for name in ("torch", "triton"):
-        (packages / f"{name}-9.9.dist-info").mkdir()
-        (packages / f"{name}-9.9.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 9.9\n")
-    return environment | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(packages)))}
+def test_a_step_without_time_is_not_called_failed(stage, tmp_path):
+    done = rehearse(stage, tmp_path / "out", "--seconds", 4)
+    result = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    status = {step["name"]: step["status"] for step in result["steps"]}
+    assert "no time" in status.values()
+    assert "failed" not in status.values(), (tmp_path / "out" / "gpu.log").read_text()[-3000:]
+    assert result["seconds"] < 12
+    assert done.returncode == (1 if result["unmet"] else 0)
 
 
-def measure(environment, library, *arguments):
-    command = [sys.executable, "-m", "benchmarks.gpu.measure", str(library), "--rows", "1,16", "--sizes", "64"]
-    return subprocess.run(
-        [*command, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
-def test_peers_take_part(machine, with_torch, tmp_path):
-    _, library = machine
-    target = tmp_path / "measured.json"
-    done = measure(with_torch, library, "--json", str(target), "--seconds", "20")
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(target.read_text())
-    assert measured["peers"] == ["torch eager (torch 9.9)", "torch.compile (torch 9.9)"]
-    assert [line.split(":")[0] for line in measured["lacking"]] == [
-        *("Triton", "FlashInfer", "Liger", "quack", "onnxruntime")
+def test_results_survive_an_interruption(stage, tmp_path):
+    """Killed at some moment and started again: nothing is measured twice, and nothing is lost."""
+    out, chance = tmp_path / "out", random.Random(3)
+    given = ["--rehearse", "--stage", stage.library.parent, "--out", out, "--work", tmp_path / "work", "--resume"]
+    before, killed = [], 0
+    for _ in range(2):
+        process = subprocess.Popen(command(*given), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(chance.uniform(2, 6))
+            break
+        except subprocess.TimeoutExpired:
+            (process.terminate if killed else process.kill)()
+            process.wait()
+            killed += 1
+        if (out / "gpu.json").exists():
+            json.loads((out / "gpu.json").read_text())  # a whole file at any second
+        lines = (out / "records.jsonl").read_text() if (out / "records.jsonl").exists() else ""
+        whole = lines[: lines.rfind("\n") + 1].splitlines()
+        assert whole[: len(before)] == before
+        before = whole
+    assert killed
+    told = check(os.environ, "--report", "--out", out)  # which needs no GPU
+    assert told.returncode in (0, 1), told.stderr
+    known = json.loads((out / "gpu.json").read_text())["measured"]
+    assert len(
+        {(r["op"], r["dtype"], r["rows"], r["size"], r["variant"]) for r in known["records"]} if known else ()
+    ) == (sum('"records"' in line for line in before))
+    done = check(os.environ, *given)
+    result = json.loads((out / "gpu.json").read_text())
+    assert {step["status"] for step in result["steps"]} == {"passed"}, done.stderr
+    assert (out / "records.jsonl").read_text().splitlines()[: len(before)] == before
+    ours = [
+        (r["op"], r["dtype"], r["rows"], r["size"], r["variant"])
+        for r in result["measured"]["records"]
+        if r["contestant"] == "ours"
     ]
-    assert measured["notes"] == []
-    for name in ("ours", "copy", "torch eager", "torch.compile"):
-        members = [r for r in measured["records"] if r["contestant"] == name]
-        assert len(members) == 2 * 3 * 2
-        assert all(r["off_units"] <= 3 and r["graph"] for r in members)
+    assert len(ours) == len(set(ours)) == 29
 
 
-def test_a_peer_that_fails_is_noted_and_the_others_go_on(machine, with_torch, tmp_path):
+def test_other_kernels_are_measured_anew(machine, tmp_path):
     _, library = machine
-    target, fake = tmp_path / "measured.json", tmp_path / "packages" / "torch.py"
-    fake.write_text(fake.read_text().replace("return function", 'raise ValueError("cannot compile")'))
-    assert measure(with_torch, library, "--json", str(target), "--seconds", "20").returncode == 0
-    measured = json.loads(target.read_text())
-    assert {r["contestant"] for r in measured["records"]} == {"ours", "copy", "torch eager"}
-    assert len(measured["notes"]) == 2 * 3 * 2
-    assert "torch.compile: ValueError: cannot compile" in measured["notes"][0]
-
-
-def test_compiling_ahead_measures_nothing(machine, with_torch):
-    _, library = machine
-    for part in ("0/2", "1/2"):
-        done = measure(with_torch, library, "--compile-only", part)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == ""
+    given = ["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path), "--resume"]
+    known = {"schema_version": gpu_check.SCHEMA_VERSION, "kernels": gpu_check.checksum([library])}
+    known["steps"] = [{"name": "smoke", "status": "passed"}, {"name": "cpu", "status": "no time"}]
+    for kernels, names in ((known["kernels"], {"smoke"}), ("others", set())):
+        (tmp_path / "gpu.json").write_text(json.dumps(known | {"kernels": kernels}))
+        (tmp_path / "records.jsonl").write_text("{}\n")
+        made = gpu_check.Check(gpu_check.arguments(given))
+        assert set(made.steps.known) == names
+        assert (tmp_path / "records.jsonl").exists() == bool(names)
 
 
 def test_without_a_gpu_one_sentence_says_so(machine, tmp_path):
@@ -148,7 +156,7 @@ def test_without_nvcc_that_is_said(machine, tmp_path, monkeypatch):
     nothing.mkdir()
     environment = {name: value for name, value in environment.items() if name not in ("CUDACXX", "CXX")}
     code = (
-        "import sys; from benchmarks import gpu_check; gpu_check.CUDA_FOLDERS = (); "
+        "import sys; from benchmarks import gpu_check; from benchmarks.gpu import checks; checks.CUDA_FOLDERS = (); "
         f"sys.exit(gpu_check.main(['--out', {str(tmp_path / 'out')!r}]))"
     )
     done = subprocess.run(
@@ -188,42 +196,74 @@ def test_packages_that_are_not_there_are_named(machine, tmp_path, monkeypatch):
     _, library = machine
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ml_dtypes" else real(name))
-    made = gpu_check.Check(gpu_check.arguments(["--library", str(library), "--out", str(tmp_path)]))
-    assert made.device_tests() == ("skipped", "needs ml_dtypes in this Python")
+    made = gpu_check.Check(
+        gpu_check.arguments(["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path)])
+    )
+    assert made.device_tests(10) == ("skipped", "needs ml_dtypes in this Python")
 
 
-def test_a_step_that_hangs_is_ended(tmp_path, machine):
+@pytest.fixture
+def made(tmp_path, machine):
     _, library = machine
-    made = gpu_check.Check(gpu_check.arguments(["--library", str(library), "--out", str(tmp_path)]))
-    status, detail = made.command("slow", [sys.executable, "-c", "import time; time.sleep(60)"], 1)
-    assert status == "failed"
-    assert "ran past 1 s" in detail
+    return gpu_check.Check(
+        gpu_check.arguments(["--library", str(library), "--out", str(tmp_path), "--work", str(tmp_path)])
+    )
 
 
-def test_the_types_are_those_of_the_contract():
-    assert contract.TYPES == {"float32": F32, "float16": F16, "bfloat16": BF16}
+def test_what_is_built_is_for_this_gpu(made, machine, monkeypatch):
+    environment, _ = machine
+    monkeypatch.setenv("RMSNORM_DEPLOY_CUDA_DRIVER", environment["RMSNORM_DEPLOY_CUDA_DRIVER"])
+    assert made.architectures() == ["90-real"]
+    monkeypatch.setenv("FAKE_CUDA_NO_DEVICE", "1")
+    assert made.architectures() == []
 
 
-def record(**changes):
-    values = {"op": "RMSNorm", "dtype": "float16", "rows": 32768, "size": 4096, "contestant": "ours", "us": 10.0}
-    values |= {"of_copy": 0.95, "over_ours": 1.0, "beyond_l2": True, "off_units": 0.5}
-    return values | changes
+def test_a_step_that_takes_too_long_is_ended(made):
+    status, detail = made.command("slow", [sys.executable, "-c", "import time; print(7); time.sleep(60)"], 1)
+    assert status == "no time"
+    assert detail == "not done within 1 s: 7"
 
 
-def test_what_the_kernels_have_to_reach():
-    assert table.unmet([record()]) == []
-    assert table.unmet([record(of_copy=0.89)]) == ["RMSNorm float16 32768x4096: 89% of the copy's speed"]
-    assert table.unmet([record(of_copy=0.89, beyond_l2=False)]) == []
-    assert table.unmet([record(size=128, of_copy=0.81)]) == []
-    assert len(table.unmet([record(size=128, of_copy=0.79)])) == 1
-    peer = record(contestant="Triton", over_ours=0.97)
-    assert table.unmet([record(), peer]) == ["RMSNorm float16 32768x4096: 0.97 times as fast as Triton"]
-    measured = {
-        "machine": {"name": "A GPU", "capability": "9.0", "driver_cuda": "13.0"},
-        "peers": ["Triton"],
-        "records": [record(), peer, record(rows=1, us=2.0), record(contestant="Triton", rows=1, over_ours=1.5)],
-    }
-    text = table.text(measured, markdown=True)
-    assert "| RMSNorm | float16 | 32768 | 10.0 (95%) |" in text
-    assert "| RMSNorm | Triton | 2 | 1.21 | 0.97 (float16 32768x4096) | 1 |" in text
-    assert text.rstrip().endswith("* RMSNorm float16 32768x4096: 0.97 times as fast as Triton")
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("a.py::one PASSED\na.py::two PASSED", "no time"),
+        ("a.py::one PASSED\na.py::two FAILED", "failed"),
+        ("a.py::one ERROR", "failed"),
+    ],
+)
+def test_tests_that_run_out_of_time_failed_only_if_one_did(made, monkeypatch, said, status):
+    monkeypatch.setattr(made, "run", lambda *_: Outcome(None, said, 0))
+    assert made.device_tests(30)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("RMSNorm float16 3x64", "no time"),
+        ("========= Invalid __global__ write of size 2 bytes\n=========     at rows_kernel", "failed"),
+    ],
+)
+def test_a_sanitizer_out_of_time_failed_only_if_it_found_something(made, monkeypatch, said, status):
+    monkeypatch.setattr(made, "run", lambda *_: Outcome(None, said, 0))
+    monkeypatch.setattr(checks, "tool", lambda *_: "/usr/bin/tool")
+    assert made.sanitizer("memcheck", 30)[0] == status
+
+
+def test_smoke_that_says_nothing_hangs(made, monkeypatch):
+    for still, status in ((1, "no time"), (40, "failed")):
+        monkeypatch.setattr(made, "run", lambda *_, s=still: Outcome(None, "RMSNorm float16 3x64", s))
+        assert made.smoke(60)[0] == status
+
+
+def test_no_step_takes_the_time_of_those_behind_it():
+    shares = {"a": Share(0, 100), "b": Share(30, 50), "c": Share(40, 60)}
+    budget = Budget(120, 120, shares)
+    assert budget.limit("a") == pytest.approx(50, abs=1)
+    assert budget.limit("b") == 50
+    budget.end = time.monotonic() + 45
+    assert budget.limit("b") == pytest.approx(5, abs=1)
+    assert not budget.pays("b")
+    assert budget.pays("c")
+    assert sum(share.least for share in gpu_check.SHARES.values()) < gpu_check.SECONDS - 120  # what a build may take
+    assert gpu_check.SECONDS < 480

@@ -63,16 +63,11 @@ nn = types.SimpleNamespace(functional=types.SimpleNamespace(rms_norm=rms_norm))
 
 
 def compile(function, dynamic):
+    assert dynamic is False
     return function
 
 
-def mark_dynamic(tensor, dimension):
-    assert tensor.shape[dimension] != 1
-
-
-_dynamo = types.SimpleNamespace(
-    config=types.SimpleNamespace(cache_size_limit=8, recompile_limit=8), mark_dynamic=mark_dynamic
-)
+_dynamo = types.SimpleNamespace(config=types.SimpleNamespace(cache_size_limit=8, recompile_limit=8))
 
 
 def set_grad_enabled(mode):

@@ -1,6 +1,9 @@
 // Stands in for the CUDA driver library where there is no GPU, as far as benchmarks/gpu uses it: one device whose
 // memory is the host's. The emulated kernels run when they are launched, also while a launch is being captured;
 // replaying a graph does nothing but take a little time. For tests only.
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -99,12 +102,53 @@ int cuMemcpyDtoH_v2(void* to, std::uint64_t from, std::size_t size) {
 }
 int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t size, void*) {
   if (!inside(to, size) || !inside(from, size)) return kInvalidValue;
+  const char* refused = std::getenv("FAKE_CUDA_REFUSED_COPY");  // in bytes
+  if (refused && std::strtoull(refused, nullptr, 10) == size) return 700;
   std::memmove(pointer(to), pointer(from), size);
   return 0;
 }
 int cuMemsetD8_v2(std::uint64_t to, unsigned char byte, std::size_t size) {
   if (!inside(to, size) || capturing) return kInvalidValue;
   std::memset(pointer(to), byte, size);
+  return 0;
+}
+
+// Machine code is a library of the host, whose functions take the number of blocks and the kernel's arguments.
+int cuModuleLoadData(void** module, const void* image) {
+  // The size is in the headers of an ELF file: its table of sections comes last.
+  const auto* bytes = static_cast<const unsigned char*>(image);
+  std::uint64_t sections = 0;
+  std::uint16_t size = 0, count = 0;
+  if (std::memcmp(bytes,
+                  "\x7f"
+                  "ELF",
+                  4) != 0)
+    return 200;
+  std::memcpy(&sections, bytes + 0x28, 8);
+  std::memcpy(&size, bytes + 0x3a, 2);
+  std::memcpy(&count, bytes + 0x3c, 2);
+  char name[] = "/tmp/module-XXXXXX";
+  const int file = mkstemp(name);
+  if (file < 0) return 304;
+  std::size_t left = sections + std::uint64_t{size} * count;
+  while (left) {
+    const ssize_t written = write(file, bytes, left);
+    if (written <= 0) return 304;
+    bytes += written;
+    left -= static_cast<std::size_t>(written);
+  }
+  close(file);
+  *module = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  unlink(name);
+  return *module ? 0 : 200;
+}
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = dlsym(module, name);
+  return *function ? 0 : 500;
+}
+int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                   void** arguments, void**) {
+  reinterpret_cast<void (*)(unsigned, void**)>(function)(blocks, arguments);
   return 0;
 }
 
