@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import opset_in
 from rmsnorm_deploy.recognise.match import Match
@@ -173,17 +174,10 @@ class Draft:
 
     def _with_features(self, scale: ir.Value) -> ir.Value:
         """The scale; one number that is a constant is written for each feature instead."""
-        tensor = scale.const_value
-        producer = scale.producer()
-        if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
-            attribute = producer.attributes["value"]
-            tensor = None if attribute.is_ref() else attribute.value
-        shape = self._shape_of_one()
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or scale.is_graph_input() or not shape:
+        number, shape = number_in(scale), self._shape_of_one()
+        if number is None or not shape or scale.dtype not in (None, self.scale_type):
             return scale
-        if tuple(tensor.shape) != () or tensor.dtype != self.scale_type:
-            return scale
-        return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, tensor.numpy()), dtype=tensor.dtype))
+        return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, number), dtype=self.scale_type))
 
     def bias(self) -> ir.Value:
         """The bias, in the type that the scale is written in: the neutral one where there is none."""
@@ -267,6 +261,21 @@ def _attribute(name: str, value: int | float | list[int], reference: str | None 
     if isinstance(value, list):
         return ir.AttrInt64s(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, value)
+
+
+def number_in(value: ir.Value) -> NDArray[Any] | None:
+    """The number that a value without dimensions always is, in its own type; None where that is not known."""
+    tensor = value.const_value
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
+        attribute = producer.attributes["value"]
+        tensor = None if attribute.is_ref() else attribute.value
+    if tensor is None or value.is_graph_input() or isinstance(tensor, ir.ExternalTensor) or tuple(tensor.shape) != ():
+        return None
+    try:
+        return np.asarray(tensor.numpy())
+    except (ValueError, TypeError):  # data that do not fit the type
+        return None
 
 
 def full(shape: list[int], value: float, dtype: ir.DataType) -> ir.Tensor[Any]:

@@ -98,6 +98,8 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     if bias is not None and _is_neutral(facts, bias):
         bias = None
     shape = facts.shape(x)
+    if shape is not None and any(not -len(shape) <= axis < len(shape) for axis in parameters.axes):
+        return refused(f"its axes {list(parameters.axes)} are outside X, which has {len(shape)} dimensions")
     match = Match(
         site=site,
         parameters=parameters,

@@ -74,7 +74,10 @@ class Runner:
     def __call__(self, feeds: Feeds) -> list[Array]:
         """Run; bfloat16 outputs come back as float32."""
         values = {k: self._value(v) for k, v in feeds.items()}
-        return [o.numpy() for o in self._session.run_with_ort_values(self._names, values)]
+        outputs = self._session.run_with_ort_values(self._names, values)
+        # an output that is an input lies in the caller's memory, which may be gone before it is looked at
+        pairs = zip(self._names, outputs, strict=True)
+        return [o.numpy().copy() if name in values else o.numpy() for name, o in pairs]
 
     def _value(self, array: Array) -> Any:
         if array.dtype.name == "bfloat16":

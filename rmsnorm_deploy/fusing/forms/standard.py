@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.draft import Draft, Emission, full
+from rmsnorm_deploy.fusing.draft import Draft, Emission, full, number_in
 from rmsnorm_deploy.fusing.form import Needs, OutputForm
 from rmsnorm_deploy.op import MIN_OPSET, Op, formula
 from rmsnorm_deploy.recognise.match import Match
@@ -117,8 +117,8 @@ class _Steps(formula.Writer[ir.Value]):
         scale = self._match.scale
         if scale is None:
             return self._match.factor == 1.0 and self._match.size is None
-        held = scale.const_value
-        return held is not None and not scale.is_graph_input() and held.shape.rank() == 0 and float(held.numpy()) == 1.0
+        number = number_in(scale)
+        return number is not None and float(number) == 1.0
 
     def _operand(self, name: str, to: ir.DataType, label: str) -> ir.Value:
         """An input of the operator in the type ``to``; the file need not say of what type it is."""
