@@ -209,7 +209,9 @@ class _Path:
         # a type that is none is noticed where types are known, which they may be only now
         judged = judged and not any(a.i > 100 for n in nodes_of(proto) if n.op_type == "Cast" for a in n.attribute)
         now = judged and not complaint(proto) and (complaint(output) or complaint(fused))
-        if now and not ("shape differ" in now and _declares_false_shapes(proto, form)):
+        # the output of a node of ours without a body is of any type, until it has one
+        unseen = "elem type differs" in now and DOMAIN.encode() in self.data if now else False
+        if now and not unseen and not ("shape differ" in now and _declares_false_shapes(proto, form)):
             self.find(f"save {form}", "no longer valid", now)
         if form != self.run_form:
             return
