@@ -120,16 +120,21 @@ _NORM = """<ir_version: 8, opset_import: ["": 17]>
 g ({T}[2, 7, 65] x, {T}[2, 7, 65] r, float[65] w, float[65] b) => ({T}[2, 7, 65] y, {T}[2, 7, 65] s)
 <float two = {{2.0}}, float e = {{0.00001}}> {{
     s = Add(x, r)  c = Cast<to = 1>({X})  q = Pow(c, two)  m = ReduceMean<axes = [-1]>(q)  i = Add(m, e)
-    d = Sqrt(i)  n = Div(c, d)  v = Mul(n, w)  {BIAS}  y = Cast<to = {N}>(z)
+    {ROOT}  n = Div(c, d)  v = Mul(n, w)  {BIAS}  y = Cast<to = {N}>(z)
 }}"""
 
 
 def _norms() -> Iterator[tuple[str, onnx.ModelProto]]:
     """A fused norm of each operator in float32 and float16."""
-    kinds = (("RMSNorm", "x", "z = Identity(v)"), ("AddRMSNorm", "s", "z = Identity(v)"))
-    for op, source, bias in (*kinds, ("GeneralRMSNorm", "x", "z = Add(v, b)")):
+    plain = ("d = Sqrt(i)", "z = Identity(v)")
+    outside = ("f = Sqrt(i)  d = Add(f, e)", "z = Add(v, b)")
+    for op, source, (root, bias) in (
+        ("RMSNorm", "x", plain),
+        ("AddRMSNorm", "s", plain),
+        ("GeneralRMSNorm", "x", outside),
+    ):
         for dtype, number in (("float", 1), ("float16", 10)):
-            text = _NORM.format(T=dtype, X=source, BIAS=bias, N=number)
+            text = _NORM.format(T=dtype, X=source, ROOT=root, BIAS=bias, N=number)
             fused, _ = rmsnorm_deploy.fuse(onnx.parser.parse_model(text))
             if op not in {n.op_type for n in fused.graph.node}:
                 raise ValueError(f"the model of {op} fuses to {[n.op_type for n in fused.graph.node]}")
@@ -218,9 +223,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--only", default="", help="cells whose names hold this text; the first cell is run in any case"
     )
     parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--keep-wheel", action="store_true", help="use the wheel that an earlier run has built")
     options = parser.parse_args(arguments)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wheel = build(FOLDER / "wheel")
+    wheel = next((FOLDER / "wheel").glob("*.whl"), None) if options.keep_wheel else None
+    wheel = wheel or build(FOLDER / "wheel")
     make_models(FOLDER / "models")
     interpreters = find_pythons()
     for version in (v for v in PYTHONS if v not in interpreters):

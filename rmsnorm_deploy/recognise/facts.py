@@ -137,6 +137,8 @@ class Facts:
         return (inferred, inferred) if inferred in self._inferred.symbols else (declared, inferred)
 
     def _in_file(self, value: ir.Value) -> Known:
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            return None, None  # said to be sparse, or a sequence
         dtype = None if value.dtype is ir.DataType.UNDEFINED else value.dtype
         shape = None if value.shape is None else tuple(dim(d) for d in value.shape)
         if self._declared and value.name in self._declared:
