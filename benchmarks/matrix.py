@@ -106,7 +106,7 @@ def make_models(folder: Path) -> None:
     outside = folder / "external"
     outside.mkdir()
     model = onnx.load(folder / "qwen3_float32" / "model.onnx")
-    options: dict[str, Any] = {"all_tensors_to_one_file": True, "location": "model.data", "size_threshold": 64}
+    options: dict[str, Any] = {"all_tensors_to_one_file": True, "location": "model.data", "size_threshold": 1024}
     onnx.save(model, outside / "model.onnx", save_as_external_data=True, **options)
     for name, norm in _norms():
         onnx.save(norm, folder / f"norm-{name}.onnx")

@@ -64,8 +64,8 @@ def fused_bytes(folder: Path) -> dict[str, str]:
             model, report = rmsnorm_deploy.fuse(path, form=form)
             rmsnorm_deploy.save(model, output, source=path, overwrite=True)
             assert digest(output.read_bytes()) == found[f"{path.parent.name} {form}"], "the library writes other bytes"
-            assert json.loads(required(program("explain", output, "--json")).stdout)["fused"] == [], form
             if form == "plugin":
+                assert json.loads(required(program("explain", output, "--json")).stdout)["fused"] == []
                 required(program("unfuse", output, "-o", path.with_name(f"un-{os.getpid()}.onnx")))
         _, report = rmsnorm_deploy.fuse(path, form="onnx")
         assert report.fused, "form onnx"

@@ -175,7 +175,7 @@ class Draft:
     def _with_features(self, scale: ir.Value) -> ir.Value:
         """The scale; one number that is a constant is written for each feature instead."""
         number, shape = number_in(scale), self._shape_of_one()
-        if number is None or not shape or scale.dtype not in (None, self.scale_type):
+        if number is None or not shape or ir.DataType.from_numpy(number.dtype) != self.scale_type:
             return scale
         return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, number), dtype=self.scale_type))
 

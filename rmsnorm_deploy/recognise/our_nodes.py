@@ -100,6 +100,13 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     shape = facts.shape(x)
     if shape is not None and any(not -len(shape) <= axis < len(shape) for axis in parameters.axes):
         return refused(f"its axes {list(parameters.axes)} are outside X, which has {len(shape)} dimensions")
+    for name, value in given.items():
+        rank = None if name == "X" else facts.rank(value)
+        if shape is not None and rank is not None and rank > len(shape):
+            return refused(f"its {name} has {rank} dimensions, and X has {len(shape)}")
+    residual = given.get("residual")
+    if x_type is not None and residual is not None and facts.dtype(residual) not in (None, x_type):
+        return refused(f"its residual is of another type than X, which is of type {x_type.name}")
     match = Match(
         site=site,
         parameters=parameters,
@@ -118,7 +125,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     if op is not Op.ADD_RMS_NORM:
         return match
     total = node.outputs[1] if len(node.outputs) > 1 else None
-    match = dataclasses.replace(match, residual=given["residual"], sum=total)
+    match = dataclasses.replace(match, residual=residual, sum=total)
     alone = dataclasses.replace(parameters, op=Op.RMS_NORM)
     return dataclasses.replace(match, plain=dataclasses.replace(match, parameters=alone, add_outside=True))
 

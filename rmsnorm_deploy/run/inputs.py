@@ -91,6 +91,8 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
                 f"no input '{value.name}' of the shape {list(shape)} can be made up (at most {MOST_ELEMENTS} elements)",
                 "Give its shape: --shapes name:1,8,64; or your own inputs.",
             )
+        if not _is_a_type(value.type.tensor_type.elem_type):
+            raise UsageError(f"input '{value.name}' states no element type", "Export the model again.")
         feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng)
     return feeds
 
@@ -168,6 +170,13 @@ def is_float(array: Array) -> bool:
 
 def _numpy_type(data_type: int) -> np.dtype[Any]:
     return np.dtype(helper.tensor_dtype_to_np_dtype(data_type))
+
+
+def _is_a_type(data_type: int) -> bool:
+    try:
+        return _numpy_type(data_type) is not None
+    except (KeyError, ValueError, TypeError):
+        return False
 
 
 def _bind(value: ValueInfoProto, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
