@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz faults gpu-check
+.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz faults matrix gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -106,6 +106,10 @@ pipelines-torch: venv .venvs/pipelines-torch/ready
 		onnxconverter-common==1.16.0 onnxslim==0.1.98 onnxsim==0.8.1 colorama \
 		onnxruntime-genai==0.18.0
 	touch $@
+
+# Versions of Python and of what this project uses, each in an environment of its own; about ten minutes.
+matrix: venv
+	$(BIN)/python -m benchmarks.matrix
 
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
 gpu-check:

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rmsnorm_deploy import installed
 from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.machine import machine
 from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError
@@ -66,7 +67,10 @@ def examine(model: StrPath | None = None) -> dict[str, Any]:
     sets = library.instruction_sets(path) if path else ()
     if sets and driver.devices and not architectures:
         advice.append("For kernels on the GPU, install the CUDA toolkit (nvcc) and reinstall rmsnorm-deploy.")
-    runs: dict[str, str] = {"fuse, explain": "here"}
+    old = installed.too_old()
+    advice += [f"{sentence}: pip install '{wanted}'" for wanted, sentence in old.items()]
+    advice += installed.newer_than_tried()
+    runs: dict[str, str] = {"fuse, explain": f"not here: {next(iter(old.values()))}" if old else "here"}
     if providers:
         for name in sorted(set(providers) - IDLE, key=lambda n: (n != CPU.name, providers.index(n))):
             runs[f"fused models on {name}"] = _on(SERVED.get(name), path if ready else None)

@@ -41,6 +41,10 @@ def _main(given: list[str], signals: Signals, debug: bool) -> int:
         return _fail(message, hint, status, debug)
 
     try:
+        from rmsnorm_deploy.installed import require_versions
+
+        if "doctor" not in given:  # which says it beside everything else
+            require_versions()
         from rmsnorm_deploy.cli import tree  # all that is slow to import
 
         if not debug:

@@ -15,6 +15,7 @@ from rmsnorm_deploy.fusing.guard import model_errors
 from rmsnorm_deploy.fusing.mending import Mended, mend, repeated_bodies
 from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport, Task
+from rmsnorm_deploy.installed import require_versions
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.splice import splice
 
@@ -64,6 +65,7 @@ def rewritten(
         raise UsageError(
             f"cannot {task} a {type(model).__name__}", "Give a path, an onnx.ModelProto or an onnx_ir.Model."
         )
+    require_versions()
     with model_errors(model):
         if isinstance(model, ir.Model):
             return _rewritten_ir(model, form, dry_run, task)

@@ -74,7 +74,6 @@ def test_what_the_page_gives_to_copy_runs(tmp_path):
     shutil.copy(pipelines.SAMPLES / f"{MODEL}.onnx", tmp_path / "model.onnx")
     (tmp_path / "folder").mkdir()
     shutil.copy(tmp_path / "model.onnx", tmp_path / "folder")
-    (tmp_path / "fused").mkdir()
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     found = [(language, text) for language, text in blocks() if language != "json"]
     for language, text in found:

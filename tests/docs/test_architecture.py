@@ -21,12 +21,13 @@ PACKAGE = Path(rmsnorm_deploy.__file__).parent
 # import everything, and is imported by nobody.
 ROOMS = {
     "errors": set(),
+    "installed": {"errors"},
     "op": set(),
     "model": {"errors"},
     "recognise": {"model", "op"},
-    "fusing": {"errors", "model", "op", "recognise"},
+    "fusing": {"errors", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
-    "check": {"errors", "fusing", "model", "op", "run"},
+    "check": {"errors", "fusing", "installed", "model", "op", "run"},
     "tvm": {"check", "errors", "fusing", "model", "op", "run"},
     "tvm/targets": set(),
     "tvm/schedules": {"tvm/targets"},
