@@ -161,6 +161,31 @@ def test_a_model_that_cannot_be_converted_says_why():
     assert "local functions" in report.missed[0].reason
 
 
+@pytest.mark.parametrize("opset", [17, 18, 21, 23])
+def test_a_function_of_an_older_opset_than_the_model_gets_no_operator_that_it_lacks(opset):
+    inner = Graph(opset=opset)
+    inner.constant_nodes = True
+    y = chain(inner, V(inner, "fx", F), V(inner, "fw", F))["y"]
+    function = helper.make_function(
+        "local", "Norm", ["fx", "fw"], [y.name], inner.nodes, [helper.make_opsetid("", opset)]
+    )
+    g = Graph(opset=23)
+    x, w = g.input("x", F, (2, 3, 8)), g.weight(np.ones(8), F)
+    for _ in range(2):
+        x = g.op("Norm", x, w, domain="local")
+    g.output(x, "y", (2, 3, 8))
+    model = g.model([function], [helper.make_opsetid("local", 1)])
+    for form in Form:
+        fused, report = rmsnorm_deploy.fuse(model, form=form)
+        written = form is not Form("onnx") or opset >= 23
+        assert len(report.fused) == written, form
+        if not written:
+            assert fused == model
+            assert "needs ai.onnx opset 23, and the function" in report.missed[0].reason
+        if opset >= 18:  # onnxruntime reads an older function by the model's opset
+            assert run(fused, {"x": rows((2, 3, 8), np.float32)}, True)[0].shape == (2, 3, 8)
+
+
 def test_fused_forms_can_be_fused_again_into_ours():
     model = build(Spelling(residual=True)).model
     feeds = {n: rows((2, 3, 8), np.float32, s) for s, n in enumerate("xr")}
