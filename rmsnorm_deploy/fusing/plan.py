@@ -218,8 +218,11 @@ def _unsuited(match: Match, refusal: Unsuited, form: Form) -> Miss:
 
 def _opsets_of_functions(graphs: Iterable[Scope]) -> dict[object, int]:
     """The ai.onnx opset that a local function imports for itself, by every graph in it."""
-    inside = (s for s in graphs if isinstance(s.root, ir.Function) and s.nodes)
-    return {s.nodes[0].graph: opset for s in inside if (opset := opset_of(s.root))}
+    found: dict[object, int] = {}
+    for scope in graphs:
+        if isinstance(scope.root, ir.Function) and scope.nodes and (opset := opset_of(scope.root)):
+            found[scope.nodes[0].graph] = opset
+    return found
 
 
 def _too_old(match: Match, needed: int, opset: int, cannot: str, *, in_function: bool) -> Miss:

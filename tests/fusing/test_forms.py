@@ -61,6 +61,27 @@ def test_each_type_and_order_in_each_form(layout, form, scale):
     assert report.fused[0].rounding == ("fewer" if says_fewer else "same")
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("opset", [15, 18, 23])
+def test_a_product_that_avoids_bfloat16_kernels_avoids_them_in_the_form_onnx(opset, residual):
+    g = Graph(opset=opset)
+    x, w = g.input("x", B, (2, 5, 32)), g.weight(np.linspace(-1, 2, 32), B)
+    entered = g.cast(g.cast(x, F) + g.cast(g.input("r", B, (2, 5, 32)), F), B) if residual else x
+    wide = g.cast(entered, F)
+    rounded = g.cast(wide / g.op("Sqrt", g.reduce("ReduceMean", wide * wide, (-1,)) + 1e-3), B)
+    g.output(g.cast(g.cast(rounded, F) * g.cast(w, F), B), "y", (2, 5, 32))
+    model = g.model()
+    fused, report = rmsnorm_deploy.fuse(model, form="onnx")
+    assert len(report.fused) == 1, report.missed
+    assert all_ops(fused).count("RMSNormalization") == 1
+    onnx.checker.check_model(fused, full_check=True)
+    feeds = {n: rows((2, 5, 32), ml_dtypes.bfloat16, s) for s, n in enumerate("xr"[: 1 + residual])}
+    same_results(model, fused, feeds, slack=1)
+    again, report = rmsnorm_deploy.fuse(fused)
+    assert len(report.fused) == 1, report.missed
+    same_results(model, again, feeds, slack=1)
+
+
 def test_a_float32_residual_becomes_the_skip_op_and_keeps_its_sum():
     model = build(Spelling(residual=True)).model
     fused, _ = rmsnorm_deploy.fuse(model, form="ort")
