@@ -162,7 +162,7 @@ class Draft:
         if match.factor == 1.0:
             if match.scale is not None:
                 return self._with_features(match.scale)
-            return self.constant("rmsnorm_ones", full(self._shape_of_one(), 1.0, self.scale_type))
+            return self.ones(self.scale_type)
         # a factor is not rounded to 16 bits, nor is its product with a scale
         wide = DOUBLE if self.dtype == DOUBLE else FLOAT
         if match.scale is None:
@@ -171,6 +171,10 @@ class Draft:
         scale = self.as_type(match.scale, wide)
         factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def ones(self, dtype: ir.DataType) -> ir.Value:
+        """A scale of type ``dtype`` that changes nothing."""
+        return self.constant("rmsnorm_ones", full(self._shape_of_one(), 1.0, dtype))
 
     def _with_features(self, scale: ir.Value) -> ir.Value:
         """The scale; one number that is a constant is written for each feature instead."""

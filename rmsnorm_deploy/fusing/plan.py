@@ -175,8 +175,16 @@ def planned(
     needed = max((needs.opset for _, needs in kept), default=0)
     if needed > now and _can_be_relabelled(model, graphs, now, needed):
         now = needed
-    misses += [_too_old(match, needs.opset, now, cannot) for match, needs in kept if needs.opset > now]
-    kept = [(match, needs) for match, needs in kept if needs.opset <= now]
+    own = _opsets_of_functions(graphs)
+    fitting_now: list[tuple[Match, Needs]] = []
+    for match, needs in kept:
+        # a function has an opset of its own, and bodies that come with a norm have the model's
+        there = now if needs.bodies else own.get(match.nodes[-1].graph, now)
+        if needs.opset > there:
+            misses.append(_too_old(match, needs.opset, there, cannot, in_function=there != now))
+        else:
+            fitting_now.append((match, needs))
+    kept = fitting_now
     if not kept:
         (model, graphs), now = given, opset
     return Plan(
@@ -208,16 +216,26 @@ def _unsuited(match: Match, refusal: Unsuited, form: Form) -> Miss:
     )
 
 
-def _too_old(match: Match, needed: int, opset: int, cannot: str) -> Miss:
+def _opsets_of_functions(graphs: Iterable[Scope]) -> dict[object, int]:
+    """The ai.onnx opset that a local function imports for itself, by every graph in it."""
+    found: dict[object, int] = {}
+    for scope in graphs:
+        if isinstance(scope.root, ir.Function) and scope.nodes and (opset := opset_of(scope.root)):
+            found[scope.nodes[0].graph] = opset
+    return found
+
+
+def _too_old(match: Match, needed: int, opset: int, cannot: str, *, in_function: bool) -> Miss:
+    where = ", and the function that it stands in imports another" if in_function else ""
     return Miss(
         match.site,
         Stage.OUTPUT,
-        f"needs ai.onnx opset {needed}" + (f", and the model cannot be converted: {cannot}" if cannot else ""),
+        f"needs ai.onnx opset {needed}{f', and the model cannot be converted: {cannot}' if cannot else where}",
         match.site.node,
         expected=f"opset {needed} or newer",
         found=f"opset {opset}",
         hint=f"the form '{DEFAULT}' expresses every norm"
-        if cannot
+        if cannot or in_function
         else f"convert it first: onnx.version_converter.convert_version(model, {needed})",
     )
 

@@ -61,6 +61,27 @@ def test_each_type_and_order_in_each_form(layout, form, scale):
     assert report.fused[0].rounding == ("fewer" if says_fewer else "same")
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("opset", [15, 18, 23])
+def test_a_product_that_avoids_bfloat16_kernels_avoids_them_in_the_form_onnx(opset, residual):
+    g = Graph(opset=opset)
+    x, w = g.input("x", B, (2, 5, 32)), g.weight(np.linspace(-1, 2, 32), B)
+    entered = g.cast(g.cast(x, F) + g.cast(g.input("r", B, (2, 5, 32)), F), B) if residual else x
+    wide = g.cast(entered, F)
+    rounded = g.cast(wide / g.op("Sqrt", g.reduce("ReduceMean", wide * wide, (-1,)) + 1e-3), B)
+    g.output(g.cast(g.cast(rounded, F) * g.cast(w, F), B), "y", (2, 5, 32))
+    model = g.model()
+    fused, report = rmsnorm_deploy.fuse(model, form="onnx")
+    assert len(report.fused) == 1, report.missed
+    assert all_ops(fused).count("RMSNormalization") == 1
+    onnx.checker.check_model(fused, full_check=True)
+    feeds = {n: rows((2, 5, 32), ml_dtypes.bfloat16, s) for s, n in enumerate("xr"[: 1 + residual])}
+    same_results(model, fused, feeds, slack=1)
+    again, report = rmsnorm_deploy.fuse(fused)
+    assert len(report.fused) == 1, report.missed
+    same_results(model, again, feeds, slack=1)
+
+
 def test_a_float32_residual_becomes_the_skip_op_and_keeps_its_sum():
     model = build(Spelling(residual=True)).model
     fused, _ = rmsnorm_deploy.fuse(model, form="ort")
@@ -159,6 +180,31 @@ def test_a_model_that_cannot_be_converted_says_why():
     assert fused == model
     assert "needs ai.onnx opset 23" in report.missed[0].reason
     assert "local functions" in report.missed[0].reason
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21, 23])
+def test_a_function_of_an_older_opset_than_the_model_gets_no_operator_that_it_lacks(opset):
+    inner = Graph(opset=opset)
+    inner.constant_nodes = True
+    y = chain(inner, V(inner, "fx", F), V(inner, "fw", F))["y"]
+    function = helper.make_function(
+        "local", "Norm", ["fx", "fw"], [y.name], inner.nodes, [helper.make_opsetid("", opset)]
+    )
+    g = Graph(opset=23)
+    x, w = g.input("x", F, (2, 3, 8)), g.weight(np.ones(8), F)
+    for _ in range(2):
+        x = g.op("Norm", x, w, domain="local")
+    g.output(x, "y", (2, 3, 8))
+    model = g.model([function], [helper.make_opsetid("local", 1)])
+    for form in Form:
+        fused, report = rmsnorm_deploy.fuse(model, form=form)
+        written = form is not Form("onnx") or opset >= 23
+        assert len(report.fused) == written, form
+        if not written:
+            assert fused == model
+            assert "needs ai.onnx opset 23, and the function" in report.missed[0].reason
+        if opset >= 18:  # onnxruntime reads an older function by the model's opset
+            assert run(fused, {"x": rows((2, 3, 8), np.float32)}, True)[0].shape == (2, 3, 8)
 
 
 def test_fused_forms_can_be_fused_again_into_ours():
