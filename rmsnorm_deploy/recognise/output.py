@@ -40,6 +40,8 @@ def divided_by_constant(step: Step) -> State:
 def _completed(step: Step, constant: Factor) -> State:
     """The state after a product with ``constant``, which has to turn another factor into one of 1."""
     state, size = step.state, step.state.source.size
+    if state.bias is not None:
+        raise Refusal("is a constant factor behind the bias, which it would multiply, too")
     types = [step.facts.dtype(step.output) or ir.DataType.FLOAT]
     if state.factor.is_one(size, types) or not (state.factor * constant).is_one(size, types):
         raise Refusal("is a constant factor, which stays outside the norm")

@@ -595,3 +595,21 @@ def test_43_no_features_are_no_reason_to_fail():
     x = x_of(g, (2, 0))
     _, _, report = fuse_of(g, x / g.op("Sqrt", g.reduce("ReduceSum", x * x, (-1,)) + 1.0), (2, 0))
     assert len(report.fused) + len(report.missed) == 1
+
+
+@pytest.mark.parametrize("how", ["Mul", "Div"])
+@pytest.mark.parametrize("order", ["bias, factor", "factor, bias", "scale, bias, factor", "factor, scale, bias"])
+def test_44_a_factor_behind_the_bias_multiplies_the_bias_too(how, order):
+    """sqrt(n) after an L2 norm makes a norm of it, but not once something was added."""
+    g = Graph()
+    x = x_of(g)
+    y = x / g.op("Max", g.reduce("ReduceL2", x, (-1,)), g.constant(1e-6))
+    for part in order.split(", "):
+        if part == "factor":
+            y = y * 8**0.5 if how == "Mul" else g.op("Div", y, g.constant(8**-0.5))
+        else:
+            weight = g.weight((8,), F)
+            y = y * weight if part == "scale" else y + weight
+    model, fused, report = fuse_of(g, y)
+    assert len(report.fused) == 1
+    same_results(model, fused, data(), slack=32)
