@@ -123,7 +123,7 @@ bool broadcast(const Shape& shape, const Shape& x, std::int64_t* strides) {
     const std::int64_t wanted = x.dims[x.rank - back];
     fits = dim == wanted || dim == 1;
     strides[x.rank - back] = dim == 1 ? 0 : stride;
-    stride *= dim;
+    stride = product(stride, dim);
   }
   return fits;
 }

@@ -22,13 +22,19 @@ struct Node {
 
 Node node_of(const ort::Api* api, const ort::KernelInfo* info, const char* op);
 
+// A product of dimensions. Part of an empty tensor's shape, such as [0,2^62,4], may have more than any number holds; it
+// wraps, since such a product counts nothing.
+inline std::int64_t product(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+
 struct Shape {
   std::int64_t dims[RMS_NORM_MAX_RANK];  // the first `rank` are set
   std::size_t rank = 0;
 
   std::int64_t count() const {
     std::int64_t result = 1;
-    for (std::size_t i = 0; i < rank; ++i) result *= dims[i];
+    for (std::size_t i = 0; i < rank; ++i) result = product(result, dims[i]);
     return result;
   }
   bool operator==(const Shape& other) const;

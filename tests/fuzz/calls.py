@@ -1,4 +1,7 @@
-"""Fuzzing the kernels' C contract under the sanitizers, by the program of ``calls.cpp``."""
+"""Fuzzing the native code under the sanitizers: the kernels' C contract and both libraries' bindings to onnxruntime.
+
+The programs are ``calls.cpp`` and ``bindings.cpp``.
+"""
 
 import os
 import subprocess
@@ -7,6 +10,7 @@ from pathlib import Path
 from tests.support.native import Build
 
 PROGRAM = Path(__file__).with_name("calls.cpp")
+BINDINGS = Path(__file__).with_name("bindings.cpp")
 SANITIZERS = {"address,undefined": 1, "thread": 4}
 """Each, and the number of threads that call at once."""
 
@@ -25,9 +29,14 @@ def campaign(seed, first, count, folder, report):
     for sanitize, threads in SANITIZERS.items():
         here = Path(folder) / f"native-{sanitize.replace(',', '-')}"
         build = kept_build(here, sanitize)
-        status, said = run(build.program(PROGRAM), build.make("rmsnorm_deploy"), seed, first, count, threads)
-        report(f"{sanitize}: {said}")
-        faults += status != 0
+        for source, library in (
+            (PROGRAM, "rmsnorm_deploy"),
+            (BINDINGS, "rmsnorm_deploy"),
+            (BINDINGS, "rmsnorm_deploy_override"),
+        ):
+            status, said = run(build.program(source), build.make(library), seed, first, count, threads)
+            report(f"{sanitize}, {library}, {source.stem}: {said}")
+            faults += status != 0
     return faults
 
 

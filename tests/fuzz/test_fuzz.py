@@ -61,6 +61,30 @@ def test_calls(program):
     assert refused > 700
 
 
+@pytest.fixture(scope="module")
+def bindings(tmp_path_factory):
+    made = tmp_path_factory.mktemp("bindings") / "bindings"
+    source = calls.BINDINGS
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source.parents[2] / 'ops'}"]
+    output_of(*compiler(), *flags, source, "-o", made, "-pthread", "-ldl")
+    return made
+
+
+def both_libraries():
+    plain = rmsnorm_deploy.library_path()
+    return plain, plain.with_name(plain.name.replace("rmsnorm_deploy", "rmsnorm_deploy_override"))
+
+
+@pytest.mark.parametrize("seed", [SEED, SEED + 1], ids=["1.24", "1.20"])
+def test_bindings(bindings, seed):
+    for library in both_libraries():
+        status, said = calls.run(bindings, library, seed, 0, 1500, threads=2)
+        assert status == 0, said
+        compared, refused = map(int, re.search(r"(\d+) compared, (\d+) refused", said).groups())
+        assert compared > 700
+        assert refused > 200
+
+
 # -- they can fail ----------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +186,26 @@ def test_wrong_kernels_are_found(monkeypatch, program, wrong_kernels, fault, sai
     monkeypatch.setenv("WRONG_KERNELS_OF", str(rmsnorm_deploy.library_path()))
     monkeypatch.setenv("RMSNORM_DEPLOY_FAULT", fault)
     status, text = calls.run(program, wrong_kernels, SEED, 0, 500)
+    assert status == 1
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("epsilon", "units off"),
+        ("text", "refused without a text"),
+        ("twice", "another number of domains"),
+        ("leak", "statuses are left behind"),
+    ],
+)
+def test_wrong_bindings_are_found(monkeypatch, tmp_path, bindings, fault, said):
+    source = calls.BINDINGS.with_name("wrong_bindings.cpp")
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{source.parents[2] / 'ops'}"]
+    output_of(*compiler(), *flags, source, "-o", tmp_path / "libwrong.so", "-ldl")
+    monkeypatch.setenv("WRONG_BINDINGS_OF", str(both_libraries()[1]))
+    monkeypatch.setenv("RMSNORM_DEPLOY_FAULT", fault)
+    status, text = calls.run(bindings, tmp_path / "libwrong.so", SEED, 0, 500)
     assert status == 1
     assert said in text
 
