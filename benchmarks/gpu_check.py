@@ -128,6 +128,8 @@ class Check(Checks):
     def measure(self, limit: float) -> tuple[str, str]:
         self.end_compilers()  # what is compiled is in the compilers' caches; the rest would disturb
         stop = time.monotonic() + limit
+        if limit <= 5:
+            return NO_TIME, f"{limit:.0f} s are too few for a case"
         status, detail, done = FAILED, "", -1
         # A case that takes the GPU's context down costs the process; the others are measured by the next one.
         while status == FAILED and stop - time.monotonic() > 5 and self.measured_cases() > done:

@@ -224,6 +224,10 @@ def test_a_step_that_takes_too_long_is_ended(made):
     assert detail == "not done within 1 s: 7"
 
 
+def test_a_measurement_without_time_for_a_case_is_not_begun(made):
+    assert made.measure(4.5) == ("no time", "4 s are too few for a case")
+
+
 @pytest.mark.parametrize(
     ("said", "status"),
     [
