@@ -42,7 +42,8 @@ def is_safe(model: onnx.ModelProto) -> bool:
 
 def _looked_at(model: onnx.ModelProto) -> tuple[list[GraphProto], list[NodeProto]]:
     """The graphs of a model, and those of its nodes that constants and makers of vectors are among."""
-    return list(graphs_of(model)), [n for n in nodes_of(model) if n.op_type in _MAKERS or n.op_type == "Constant"]
+    looked_at = _MAKERS | {"Constant", "Reshape"}
+    return list(graphs_of(model)), [n for n in nodes_of(model) if n.op_type in looked_at]
 
 
 def _declares_long_vectors(graphs: Iterable[GraphProto], numbers: Numbers) -> bool:
@@ -77,6 +78,10 @@ def _makes_long_vectors(nodes: Iterable[NodeProto], found_numbers: Numbers) -> b
     large = {name for name, number in numbers.items() if _is_large(number, MOST_ELEMENTS)}
     tiles = 0
     for node in nodes:
+        if node.op_type == "Reshape" and len(node.input) > 1 and node.input[1] in large:
+            if _is_single(numbers[node.input[1]]):
+                return True  # to one dimension, of so many elements
+            continue
         if node.op_type not in _MAKERS:
             continue
         if not large.isdisjoint(node.input):
@@ -107,6 +112,12 @@ def _numbers(graphs: Iterable[GraphProto], nodes: Iterable[NodeProto]) -> Iterat
                     yield node.output[0], attribute.i
                 elif attribute.ints:
                     yield node.output[0], list(attribute.ints)
+
+
+def _is_single(number: Number) -> bool:
+    if isinstance(number, TensorProto):
+        return list(number.dims) == [1]
+    return not isinstance(number, list) or len(number) == 1
 
 
 def _is_large(number: Number, most: int) -> bool:

@@ -100,6 +100,7 @@ MAKERS = {
     "tile twice": tiled_twice,
     "pad": lambda g: g.op("Pad", g.constant([1.0]), ints(g, 0, LONG)) * 2.0,
     "doubled": doubled,
+    "reshaped": lambda g: g.op("Reshape", g.input("u", F, (8, 8)), ints(g, 2**40)) + 2.0,
 }
 
 
