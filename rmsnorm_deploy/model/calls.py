@@ -99,13 +99,18 @@ class Calls:
         return self._fits((sum(self._nodes.values()), max(self._levels.values(), default=0)))
 
 
+def is_bounded(model: ModelProto) -> bool:
+    """Whether the main graph of a model is of a reasonable size written out; a quick look where nothing is called."""
+    return not model.functions or Calls(model).is_bounded
+
+
 def require_bounded(model: ModelProto) -> None:
     """Refuse a model that is too large once its calls are written out.
 
     Raises:
         ModelError: it is.
     """
-    if model.functions and not Calls(model).is_bounded:
+    if not is_bounded(model):
         raise ModelError(
             "the model's functions call each other until there are more than "
             f"{MOST_NODES} nodes, or {MOST_LEVELS} levels of calls",

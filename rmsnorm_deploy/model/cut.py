@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from rmsnorm_deploy.model.calls import Calls
+from rmsnorm_deploy.model.calls import is_bounded
 from rmsnorm_deploy.model.graphs import subgraphs
 
 
@@ -76,7 +76,7 @@ def value_types(model: ModelProto) -> dict[str, int]:
     types = {t.name: t.data_type for t in graph.initializer}
     types |= _declared(graph)
     if any(o not in types for n in graph.node for o in n.output):
-        if not Calls(model).is_bounded:
+        if not is_bounded(model):
             return types
         try:
             types = _declared(onnx.shape_inference.infer_shapes(model).graph) | types

@@ -49,10 +49,7 @@ def bindings_of(graphs: Sequence[Scope]) -> dict[ir.Function, list[Binding]]:
         for _, root in calls.get(function.identifier(), ()):
             if isinstance(root, ir.Function) and root in used:
                 callees[root].append(function)
-    defaults = {
-        function: {n: a for n, a in function.attributes.items() if n in names and a.value is not None}
-        for function, names in used.items()
-    }
+    defaults = {function: _defaults(function, names) for function, names in used.items()}
     found: dict[ir.Function, list[Binding]] = {}
     for function in callers_first(callees):
         given: list[Binding] = []
@@ -68,8 +65,12 @@ def bindings_of(graphs: Sequence[Scope]) -> dict[ir.Function, list[Binding]]:
 
 def given_at(node: ir.Node, function: ir.Function, names: Iterable[str]) -> Binding:
     """The attributes ``names`` of ``function`` at one call that states them itself."""
-    defaults = {n: a for n, a in function.attributes.items() if n in names and a.value is not None}
-    return _at(node, names, defaults, {})
+    return _at(node, names, _defaults(function, names), {})
+
+
+def _defaults(function: ir.Function, names: Iterable[str]) -> Binding:
+    """The attributes ``names`` of ``function`` that have a default."""
+    return {n: a for n, a in function.attributes.items() if n in names and a.value is not None}
 
 
 def _at(node: ir.Node, names: Iterable[str], defaults: Binding, outer: Binding) -> Binding:

@@ -278,6 +278,8 @@ def _value_info(name: str, dtype: ir.DataType | None, shape: Shape | None) -> on
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Shape inference that gives what it can: a model that it rejects keeps the shapes of its file."""
+    if malformed_equation(nodes_of(proto)) is not None:
+        return proto  # a model in memory, which nobody has looked at: onnx would not come to an end
     forget_negative_sizes(proto)
     safe = long_vectors.is_safe(proto)
     found = _inferred(proto, data=safe)
@@ -291,8 +293,6 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inferred(proto: onnx.ModelProto, data: bool) -> onnx.ModelProto | None:
-    if malformed_equation(nodes_of(proto)) is not None:
-        return None  # a model in memory, which nobody has looked at: onnx would not come to an end
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=data)
     except Exception:  # onnx raises half a dozen unrelated types here

@@ -44,13 +44,17 @@ def test_octets():
     assert not octets.campaign(SEED, 0, 600, None, quiet)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    made = tmp_path_factory.mktemp("calls") / "calls"
-    source = calls.PROGRAM
+def built(tmp_path_factory, source):
+    """A fuzzer in C++, compiled."""
+    made = tmp_path_factory.mktemp(source.stem) / source.stem
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source.parents[2] / 'ops'}"]
     output_of(*compiler(), *flags, source, "-o", made, "-pthread", "-ldl")
     return made
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return built(tmp_path_factory, calls.PROGRAM)
 
 
 def test_calls(program):
@@ -63,16 +67,11 @@ def test_calls(program):
 
 @pytest.fixture(scope="module")
 def bindings(tmp_path_factory):
-    made = tmp_path_factory.mktemp("bindings") / "bindings"
-    source = calls.BINDINGS
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source.parents[2] / 'ops'}"]
-    output_of(*compiler(), *flags, source, "-o", made, "-pthread", "-ldl")
-    return made
+    return built(tmp_path_factory, calls.BINDINGS)
 
 
 def both_libraries():
-    plain = rmsnorm_deploy.library_path()
-    return plain, plain.with_name(plain.name.replace("rmsnorm_deploy", "rmsnorm_deploy_override"))
+    return rmsnorm_deploy.library_path(), rmsnorm_deploy.library_path(override=True)
 
 
 @pytest.mark.parametrize("seed", [SEED, SEED + 1], ids=["1.24", "1.20"])
