@@ -281,15 +281,15 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     if malformed_equation(nodes_of(proto)) is not None:
         return proto  # a model in memory, which nobody has looked at: onnx would not come to an end
     forget_negative_sizes(proto)
-    safe = long_vectors.is_safe(proto)
-    found = _inferred(proto, data=safe)
-    if safe or found is None:
-        return found or _inferred(proto, data=False) or proto
-    shorter = long_vectors.shortened(proto, found)
-    if shorter is None:
+    found = _inferred(proto, data=False)
+    if found is None:
+        return proto
+    followed = long_vectors.followable(proto, found)
+    if followed is None:
         return found
-    _without_made_up_names(shorter)  # those of the first run
-    return _inferred(shorter, data=True) or found
+    if followed is not proto:
+        _without_made_up_names(followed)  # those of the first run
+    return _inferred(followed, data=True) or found
 
 
 def _inferred(proto: onnx.ModelProto, data: bool) -> onnx.ModelProto | None:

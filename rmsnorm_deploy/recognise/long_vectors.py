@@ -8,16 +8,18 @@ an input of the graph here, of the type and shape that inference without data ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
 
 MOST_ELEMENTS = 4096
 """Longer vectors are not followed."""
+_MOST_IN_FUNCTIONS = 2**15
+"""Longer vectors are not followed into functions, whose nodes stay together; scales of norms are shorter."""
 _MOST_FLAT = 2**20
 """Values with more elements, flattened, would be long vectors."""
 _MOST_TILES = 64
@@ -29,47 +31,115 @@ _MAKERS = frozenset(
 )
 """Operators that make a vector as long as a number says, and those that make such a number of another."""
 
+_SIZES = frozenset(("Shape", "Size"))
+_LOOKED_AT = _MAKERS | _SIZES | {"Constant", "Reshape"}
+"""The operators that constants and makers of vectors are among."""
+
 Number = TensorProto | int | list[int]
 Numbers = Sequence[tuple[str, Number]]
 
 
-def is_safe(model: onnx.ModelProto) -> bool:
-    """Whether nothing in the model looks like a long vector; a quick look, which is enough for nearly every model."""
-    graphs, nodes = _looked_at(model)
-    numbers = list(_numbers(graphs, nodes))
-    return not _declares_long_vectors(graphs, numbers) and not _makes_long_vectors(nodes, numbers)
+def followable(model: onnx.ModelProto, inferred: onnx.ModelProto) -> onnx.ModelProto | None:
+    """What data may be propagated through: the model itself, for nearly every one; else a shorter one.
+
+    Args:
+        model: the model; it is not changed.
+        inferred: the same with the types and shapes that inference without data finds.
+
+    Returns:
+        ``model``, or ``inferred`` without the nodes through which onnx would follow long vectors, or vectors that may
+        be long; None where functions might make them, of which nothing is known.
+    """
+    graphs = list(graphs_of(model))
+    nodes = [n for n in nodes_of(model) if n.op_type in _LOOKED_AT]
+    shapes = _shapes(inferred)
+    unknown_may_be_long = _makes_long_vectors(nodes, list(_numbers(graphs, nodes))) or _flattens(nodes, shapes, graphs)
+    unknown_size_may_be_large = unknown_may_be_long or _takes_large_sizes(nodes, shapes)
+
+    def may_be_long(name: str, most: int) -> bool:
+        # a name that graphs beside each other both use is as long as the longest one
+        return any(
+            unknown_may_be_long
+            if dims is None
+            else len(dims) == 1 and (unknown_size_may_be_large if dims[0] is None else dims[0] > most)
+            for dims in shapes.get(name, _UNKNOWN)
+        )
+
+    functions = {(f.domain, f.name) for f in model.functions}
+
+    def is_followed(node: NodeProto) -> bool:
+        if node.op_type in _FOLLOWED and node.domain in AI_ONNX:
+            return any(may_be_long(name, MOST_ELEMENTS) for name in node.input)
+        is_call = (node.domain, node.op_type) in functions
+        return is_call and any(may_be_long(name, _MOST_IN_FUNCTIONS) for name in node.input)
+
+    shorter = any(is_followed(node) for graph in graphs_of(inferred) for node in graph.node)
+    inside = [node for f in model.functions for node in nodes_of(f)]
+    if any(map(_holds_long_vector, inside)) or (unknown_may_be_long and any(n.op_type in _MAKERS for n in inside)):
+        return None
+    if not shorter:
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(inferred)
+    for graph in graphs_of(result):
+        kept = [node for node in graph.node if not is_followed(node)]
+        if len(kept) < len(graph.node):
+            del graph.node[:]
+            graph.node.extend(kept)
+    return result
 
 
-def _looked_at(model: onnx.ModelProto) -> tuple[list[GraphProto], list[NodeProto]]:
-    """The graphs of a model, and those of its nodes that constants and makers of vectors are among."""
-    looked_at = _MAKERS | {"Constant", "Reshape"}
-    return list(graphs_of(model)), [n for n in nodes_of(model) if n.op_type in looked_at]
+Dims = tuple[int | None, ...]
+_UNKNOWN: tuple[Dims | None, ...] = (None,)
 
 
-def _declares_long_vectors(graphs: Iterable[GraphProto], numbers: Numbers) -> bool:
-    followed: set[str] = set()
-    flattened: set[str] = set()
-    single = {name for name, number in numbers if isinstance(number, list) and len(number) == 1}
-    for graph in graphs:
+def _shapes(inferred: onnx.ModelProto) -> dict[str, list[Dims | None]]:
+    """Every shape that the model has of a name, in whatever graph; None where it is not known."""
+    shapes: dict[str, list[Dims | None]] = {}
+    for graph in graphs_of(inferred):
         for value in (*graph.input, *graph.value_info, *graph.output):
-            sizes = [d.dim_value for d in value.type.tensor_type.shape.dim]
-            if _product(sizes) > (MOST_ELEMENTS if len(sizes) == 1 else _MOST_FLAT):
-                return True
-        vectors = {t.name for t in graph.initializer if len(t.dims) == 1 and t.dims[0] > MOST_ELEMENTS}
-        single |= {t.name for t in graph.initializer if list(t.dims) == [1]}
-        for node in graph.node:
-            op_type = node.op_type
-            if vectors and op_type in _FOLLOWED:
-                followed.update(vectors.intersection(node.input))
-            elif op_type == "Reshape" and len(node.input) > 1 and node.input[1] in single:
-                flattened.add(node.input[0])
-        if followed or any(t.name in flattened for t in graph.initializer):
-            return True
-    return False
+            tensor = value.type.tensor_type
+            dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+            shapes.setdefault(value.name, []).append(tuple(dims) if tensor.HasField("shape") else None)
+        for weight in graph.initializer:
+            shapes.setdefault(weight.name, []).append(tuple(weight.dims))
+    return shapes
 
 
-def _product(sizes: list[int]) -> int:
-    return math.prod(max(size, 1) for size in sizes)
+def _holds_long_vector(node: NodeProto) -> bool:
+    return any(_product(a.t.dims) > _MOST_IN_FUNCTIONS for a in node.attribute if a.HasField("t"))
+
+
+def _flattens(
+    nodes: Iterable[NodeProto], shapes: Mapping[str, Sequence[Dims | None]], graphs: Sequence[GraphProto]
+) -> bool:
+    """Whether something large may be reshaped to one dimension, by a shape that only data tell."""
+    reshapes = [n for n in nodes if n.op_type == "Reshape" and n.output]
+    if all(dims not in (None, (None,)) for n in reshapes for dims in shapes.get(n.output[0], _UNKNOWN)):
+        return False
+    # of weights, those that are reshaped themselves: every other large model has large ones
+    weights = {t.name for graph in graphs for t in graph.initializer} - {n.input[0] for n in reshapes if n.input}
+    return any(
+        dims is not None and _product(dims) > _MOST_FLAT
+        for name, found in shapes.items()
+        if name not in weights
+        for dims in found
+    )
+
+
+def _takes_large_sizes(nodes: Iterable[NodeProto], shapes: Mapping[str, Sequence[Dims | None]]) -> bool:
+    """Whether a shape with a large number in it becomes a value, of which another one may then be made."""
+    return any(
+        size is not None and size > MOST_ELEMENTS
+        for node in nodes
+        if node.op_type in _SIZES and node.input
+        for dims in shapes.get(node.input[0], ())
+        for size in (dims or () if node.op_type == "Shape" else (_product(dims or ()),))
+    )
+
+
+def _product(sizes: Sequence[int | None]) -> int:
+    return math.prod(max(size or 1, 1) for size in sizes)
 
 
 def _makes_long_vectors(nodes: Iterable[NodeProto], found_numbers: Numbers) -> bool:
@@ -116,7 +186,7 @@ def _numbers(graphs: Iterable[GraphProto], nodes: Iterable[NodeProto]) -> Iterat
 
 def _is_single(number: Number) -> bool:
     if isinstance(number, TensorProto):
-        return list(number.dims) == [1]
+        return list(number.dims) in ([], [1])
     return not isinstance(number, list) or len(number) == 1
 
 
@@ -130,44 +200,3 @@ def _is_large(number: Number, most: int) -> bool:
         except (ValueError, TypeError):
             return True
     return any(abs(n) > most for n in ([number] if isinstance(number, int) else number))
-
-
-def shortened(model: onnx.ModelProto, inferred: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The model without the nodes through which onnx would follow long vectors, or vectors that may be long.
-
-    Args:
-        model: the model; it is not changed.
-        inferred: the same with the types and shapes that inference without data finds.
-
-    Returns:
-        None where functions might make long vectors, which nothing is known of.
-    """
-    if any(node.op_type in _MAKERS for f in model.functions for node in nodes_of(f)):
-        return None
-    graphs, nodes = _looked_at(model)
-    unknown_may_be_long = _makes_long_vectors(nodes, list(_numbers(graphs, nodes)))
-    types: dict[str, TypeProto] = {}
-    for graph in graphs_of(inferred):
-        types.update((v.name, v.type) for v in (*graph.input, *graph.value_info, *graph.output))
-        types.update((t.name, onnx.helper.make_tensor_type_proto(t.data_type, t.dims)) for t in graph.initializer)
-
-    def may_be_long(name: str) -> bool:
-        kind = types.get(name)
-        if kind is None or not kind.tensor_type.HasField("shape"):
-            return unknown_may_be_long
-        dims = kind.tensor_type.shape.dim
-        if len(dims) != 1:
-            return False
-        return not dims[0].HasField("dim_value") or dims[0].dim_value > MOST_ELEMENTS
-
-    def is_followed(node: NodeProto) -> bool:
-        return node.op_type in _FOLLOWED and node.domain in AI_ONNX and any(map(may_be_long, node.input))
-
-    result = onnx.ModelProto()
-    result.CopyFrom(inferred)
-    for graph in graphs_of(result):
-        kept = [node for node in graph.node if not is_followed(node)]
-        if len(kept) < len(graph.node):
-            del graph.node[:]
-            graph.node.extend(kept)
-    return result

@@ -7,9 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzz import calls, compiled, models, octets
+from tests.fuzz import batches, calls, compiled, models
 
-KINDS = ("models", "octets", "guided", "calls", "folders", "logs")
+BATCHES = ("octets", "recognition", "texts")
+KINDS = ("models", *BATCHES, "guided", "calls", "folders", "logs")
 
 
 def report(text):
@@ -22,8 +23,8 @@ def run(kind, given, count):
     """One kind of fuzzing; how many faults it found."""
     if kind == "models":
         return len(models.campaign(given.seed, given.first, count, given.keep, report, given.without)[0])
-    if kind == "octets":
-        return len(octets.campaign(given.seed, given.first, count, given.keep, report))
+    if kind in BATCHES:
+        return len(batches.campaign(f"tests.fuzz.{kind}", given.seed, given.first, count, given.keep, report))
     if kind == "guided":
         return guided(given.seed, count, given.keep / "guided")
     if kind == "calls":

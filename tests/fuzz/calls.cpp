@@ -165,7 +165,9 @@ Call make(Random& r) {
 // ---- what is right --------------------------------------------------------------------------------------------------
 
 struct Wanted {
-  std::vector<double> y, largest;  // largest: of the row, before the bias, too; infinite where nothing is said
+  // largest: of the row, before the bias, too; infinite where nothing is said
+  // lost: what half a unit of the normalised value is worth behind its scale, which is much where it is subnormal
+  std::vector<double> y, largest, lost;
   std::vector<double> sum;
 };
 
@@ -189,6 +191,7 @@ Wanted formula(const Call& c) {
   const std::int64_t rows = size && inner ? c.total / size : 0;
   w.y.resize(static_cast<std::size_t>(c.total));
   w.largest.resize(static_cast<std::size_t>(c.total));
+  w.lost.resize(static_cast<std::size_t>(c.total));
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t first = row / inner * inner * size + row % inner;
     const std::int64_t measured = std::min(size, p.partial_size);
@@ -212,11 +215,14 @@ Wanted formula(const Call& c) {
         rest /= p.shape[i];
       }
       const double scale = rounded(load(p.scale, scale_at, p.scale_type), p.round_type);
-      const double plain = x[static_cast<std::size_t>(at)] / rms * scale;
+      const double normalised = x[static_cast<std::size_t>(at)] / rms, plain = normalised * scale;
+      double unit = spacing(normalised, type_of(p.round_type));
+      if (p.stash_type == RMS_NORM_FLOAT32) unit = std::max(unit, spacing(normalised, type_of(RMS_NORM_FLOAT32)));
+      w.lost[static_cast<std::size_t>(at)] = unit * std::fabs(scale) / 2;
       const double bias = p.bias ? rounded(load(p.bias, bias_at, p.scale_type), p.round_type) : 0;
       w.y[static_cast<std::size_t>(at)] = plain + bias;
       most = std::max({most, std::fabs(plain), std::fabs(plain + bias), std::fabs(bias)});
-      known &= std::isfinite(plain + bias) && std::fabs(x[static_cast<std::size_t>(at)] / rms) < 6e4;
+      known &= std::isfinite(plain + bias) && std::fabs(normalised) < 6e4;
     }
     known &= most < 6e4;
     for (std::int64_t k = 0; k < size; ++k)
@@ -245,6 +251,7 @@ std::string compare(const Call& c, const Wanted& w) {
     const double got = load(p.y, i, p.x_type);
     double unit = std::max(spacing(w.largest[at], type_of(p.x_type)), spacing(w.largest[at], type_of(p.round_type)));
     if (p.stash_type == RMS_NORM_FLOAT32) unit = std::max(unit, spacing(w.largest[at], type_of(RMS_NORM_FLOAT32)));
+    unit = std::max(unit, w.lost[at]);
     if (!(std::fabs(got - w.y[at]) <= units * unit)) {
       std::snprintf(text, sizeof text, "y[%lld] is %.9g instead of %.9g, %.3g units off", static_cast<long long>(i),
                     got, w.y[at], std::fabs(got - w.y[at]) / unit);

@@ -5,19 +5,14 @@ They are chosen at random; ``guided.py`` chooses them by what they reach in the 
 
 import functools
 import random
-import sys
-import tempfile
 import warnings
-from pathlib import Path
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import RmsNormDeployError
+from tests.fuzz import batches
 from tests.fuzz.path import place_of
-from tests.fuzz.process import Worker
 from tests.fuzz.seeds import seed_model
 
-BATCH = 25
-"""Executions of one request."""
 _PIECES = (
     b"\xff",
     b"\0",
@@ -87,39 +82,14 @@ def attempt(data, file, form="plugin"):
     return "", ""
 
 
-def work(request, say):
-    """A batch of executions by their numbers."""
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "m.onnx"
-        for number in range(request["first"], request["first"] + request["count"]):
-            say(str(number))
-            kind, text = attempt(octets(request["seed"], number), file)
-            if kind:
-                found.append((number, kind, text))
-    return found
+def one(seed, number, folder):
+    """One execution by its number."""
+    return attempt(octets(seed, number), folder / "m.onnx")
 
 
-def campaign(seed, first, count, kept, report=sys.stdout.write):
-    """Run ``count`` files; the first one of each fault is written to ``kept``. The faults."""
-    faults = {}
-    with Worker("tests.fuzz.octets") as worker:
-        number, end = first, first + count
-        while number < end:
-            request = {"seed": seed, "first": number, "count": min(BATCH, end - number)}
-            result = worker(request)
-            found = [tuple(f) for f in result.answer or ()]
-            number += request["count"]
-            if result.death:
-                at = int(result.step or request["first"])
-                found.append((at, result.death, ""))
-                if result.answer is None:
-                    number = at + 1
-            for at, kind, text in found:
-                if kind not in faults:
-                    faults[kind] = at
-                    report(f"FOUND at file {at}: {kind}\n{text}\n")
-                    if kept is not None:
-                        Path(kept).mkdir(parents=True, exist_ok=True)
-                        (Path(kept) / f"octets-{seed}-{at}.onnx").write_bytes(octets(seed, at))
-    return faults
+def kept(seed, number):
+    """The file of one execution."""
+    return ".onnx", octets(seed, number)
+
+
+work = batches.of(one)

@@ -12,7 +12,7 @@ import pytest
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import ModelError
-from tests.fuzz import calls, compiled, minimise, models, numbers, octets, path, process
+from tests.fuzz import batches, calls, compiled, minimise, models, numbers, octets, path, process, recognition, texts
 from tests.fuzz.mutations import MUTATIONS, mutate, pick
 from tests.fuzz.process import Worker
 from tests.fuzz.seeds import FORMS, spelled
@@ -40,8 +40,9 @@ def test_models():
     assert counts["explain refused"] > 2
 
 
-def test_octets():
-    assert not octets.campaign(SEED, 0, 600, None, quiet)
+@pytest.mark.parametrize(("kind", "count"), [("octets", 600), ("recognition", 600), ("texts", 1000)])
+def test_batches(kind, count):
+    assert not batches.campaign(f"tests.fuzz.{kind}", SEED, 0, count, None, quiet)
 
 
 def built(tmp_path_factory, source):
@@ -147,6 +148,23 @@ def test_bytes_that_differ_are_found(monkeypatch, norm):
     for seed in range(8):  # the second run is left out most often
         kinds |= {f.kind for f in path.examine(norm.SerializeToString(), seed)[0]}
     assert "other bytes the second time" in kinds
+
+
+def test_errors_and_changing_answers_of_recognition_are_found(monkeypatch, norm):
+    data, answers = norm.SerializeToString(deterministic=True), iter("ab")
+    assert recognition.attempt(data, again=True) == ("", "")
+    monkeypatch.setattr(recognition, "said", lambda model, proto: next(answers))
+    assert recognition.attempt(data, again=True)[0] == "another answer the second time"
+    assert recognition.attempt(data, again=False)[0].startswith("StopIteration in ")
+
+
+def test_a_change_that_nobody_notices_is_found(monkeypatch, tmp_path):
+    changed = texts.seeds()[texts.DESCRIPTION].replace(b'"rows"', b'"cows"')
+    assert texts.attempt(texts.DESCRIPTION, changed, tmp_path) == ("", "")
+    monkeypatch.setattr(texts.description, "require_unchanged", lambda folder, description: None)
+    assert texts.attempt(texts.DESCRIPTION, changed, tmp_path)[0] == "a change went unnoticed"
+    monkeypatch.setattr(texts.log, "read", lambda path: 1 // 0)
+    assert texts.attempt(texts.LOG, b"{}", tmp_path)[0].startswith("ZeroDivisionError in ")
 
 
 def test_a_result_that_is_no_model_is_found(monkeypatch, norm):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import rmsnorm_deploy
 from rmsnorm_deploy.recognise import long_vectors
 from tests.support.graphs import chain, same_results
-from tests.support.spellings.graph import I64, F, Graph
+from tests.support.spellings.graph import I64, F, Graph, V
 
 LONG = 40_000_000
 SHAPE = ("b", 5, 8)
@@ -49,8 +49,6 @@ def reshaped_weight(g):
             external_data=[onnx.StringStringEntryProto(key="location", value="w.bin")],
         )
     )
-    from tests.support.spellings.graph import V
-
     return g.op("Reshape", V(g, "heavy", F), ints(g, -1)) * 2.0
 
 
@@ -72,7 +70,28 @@ def sliced_long(g):
     return g.op("Slice", vector(g), ints(g, 0), ints(g, 2**63 - 1), ints(g, 0))
 
 
+def said_to_be_long(g, length, dtype=I64):
+    """A constant of a few bytes that says to be long."""
+    tensor = TensorProto(data_type=dtype, dims=length, raw_data=b"12345678")
+    g.nodes.append(helper.make_node("Constant", [], ["false"], value=tensor))
+    return V(g, "false", dtype)
+
+
+def flattened_by_parts(g):
+    shape = g.op("Concat", ints(g, -1), axis=0)
+    return g.op("Reshape", g.input("u", F, (2**13, 2**13)), shape) * 2.0
+
+
 MAKERS = {
+    "a constant": lambda g: said_to_be_long(g, [LONG]) * ints(g, 2),
+    "a constant behind others": lambda g: g.op("Neg", g.op("Abs", said_to_be_long(g, [2**40], F))) * 2.0,
+    "a slice of a constant": lambda g: g.op(
+        "Slice", said_to_be_long(g, [LONG]), ints(g, 0), ints(g, 2**63 - 1), ints(g, 0)
+    ),
+    "a sum over rows": lambda g: g.reduce("ReduceSum", said_to_be_long(g, [2, 2**40], F), (0,), keepdims=0) * 2.0,
+    "squeezed": lambda g: g.along("Squeeze", said_to_be_long(g, [1, 2**20], F), [0]) * 2.0,
+    "reshaped by a number": lambda g: g.op("Reshape", g.input("u", F, (8, 8)), said_to_be_long(g, [])) * 2.0,
+    "flattened by parts": flattened_by_parts,
     "mul": lambda g: vector(g) * 2.0,
     "add": lambda g: vector(g) + 2.0,
     "sub": lambda g: vector(g) - 2.0,
@@ -149,13 +168,17 @@ def test_no_declared_size_costs_memory_or_time(tmp_path):
         assert peak < first + 100, path
 
 
+def is_followed_whole(model):
+    return long_vectors.followable(model, onnx.shape_inference.infer_shapes(model)) is model
+
+
 def test_what_fuses_beside_a_long_vector_is_what_fuses_without():
     for maker in ("mul", "range", "flattened"):
         g = Graph(opset=17)
         norm(g)
         g.output(MAKERS[maker](g), "z", None)
         model = g.model()
-        assert not long_vectors.is_safe(model)
+        assert not is_followed_whole(model)
         fused, report = rmsnorm_deploy.fuse(model)
         assert [n.spelling for n in report.fused] == [n.spelling for n in rmsnorm_deploy.explain(model_of(None)).fused]
         assert len(fused.graph.node) < len(model.graph.node)
@@ -170,18 +193,26 @@ def test_ordinary_models_are_looked_at_once():
     positions = g.op("Range", index(g, 0), g.op("Gather", g.op("Shape", x, dtype=I64), index(g, 1)), index(g, 1))
     g.output(flat, "y", ("b", "s", 4096))
     g.output(g.op("Slice", positions, ints(g, 0), ints(g, 2**63 - 1)), "p", None)
-    assert long_vectors.is_safe(g.model())
+    assert is_followed_whole(g.model())
 
 
-@pytest.mark.parametrize("inside", ["subgraph", "function"])
+@pytest.mark.parametrize(
+    "inside", ["subgraph", "subgraph, of a weight around it", "function", "function with a constant"]
+)
 def test_long_vectors_in_subgraphs_and_functions(inside, tmp_path):
     g = Graph(opset=17)
     norm(g)
-    vector(g)
+    if inside.endswith("weight around it"):
+        g.initializers.append(TensorProto(name="u", data_type=I64, dims=[LONG], raw_data=b"12"))
+    else:
+        vector(g)
     nodes = [helper.make_node("Mul", ["u", "u"], ["t"]), helper.make_node("Add", ["t", "t"], ["z_inner"])]
     model = g.model()
-    if inside == "subgraph":
-        output = helper.make_tensor_value_info("z_inner", F, None)
+    if inside == "function with a constant":
+        nodes[0] = said_to_be_long(Graph(opset=17), [LONG], F).graph.nodes[0]
+        nodes[0].output[0] = "t"
+    if inside.startswith("subgraph"):
+        output = helper.make_tensor_value_info("z_inner", I64 if "weight" in inside else F, None)
         body = helper.make_graph(nodes, "body", [], [output])
         model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, ()))
         model.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
@@ -190,7 +221,7 @@ def test_long_vectors_in_subgraphs_and_functions(inside, tmp_path):
         model.functions.append(helper.make_function("this", "twice", ["u"], ["z_inner"], nodes, imports))
         model.opset_import.append(helper.make_opsetid("this", 1))
         model.graph.node.append(helper.make_node("twice", ["u"], ["z"], domain="this"))
-    model.graph.output.append(helper.make_tensor_value_info("z", F, None))
+    model.graph.output.append(helper.make_tensor_value_info("z", I64 if "weight" in inside else F, None))
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     done = subprocess.run([sys.executable, "-c", WORK, path], check=True, capture_output=True, text=True)
