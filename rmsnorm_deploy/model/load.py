@@ -8,10 +8,9 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError, first_line
-from rmsnorm_deploy.model.equations import require_equations
 from rmsnorm_deploy.model.external import external_reference, external_tensors, weight_file
 from rmsnorm_deploy.model.files import StrPath
-from rmsnorm_deploy.model.text import require_text
+from rmsnorm_deploy.model.sound import require_sound
 
 PROTOBUF_LIMIT = 2**31 - 1
 """No protobuf message is larger than this, whatever writes it."""
@@ -44,8 +43,7 @@ def load_proto(path: StrPath) -> onnx.ModelProto:
     """
     file = Path(path)
     model = _parse(file, _read(file))
-    require_text(model, str(file))
-    require_equations(model, str(file))
+    require_sound(model, str(file))
     folder = file.parent
     checked: dict[str, tuple[Path, int]] = {}
     for tensor in external_tensors(model):
@@ -86,8 +84,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
         ModelError: the graph contradicts itself.
     """
     if path is None:
-        require_text(proto, "the model")
-        require_equations(proto, "the model")
+        require_sound(proto, "the model")
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves

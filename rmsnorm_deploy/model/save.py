@@ -16,12 +16,11 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError, UsageError, first_line
 from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
 from rmsnorm_deploy.model.commit import commit_weights, old_weights
-from rmsnorm_deploy.model.equations import require_equations
 from rmsnorm_deploy.model.external import weights_folder
 from rmsnorm_deploy.model.files import StrPath, check_output, output_path, same_file
 from rmsnorm_deploy.model.leftovers import remove_leftovers
 from rmsnorm_deploy.model.load import PROTOBUF_LIMIT
-from rmsnorm_deploy.model.text import require_text
+from rmsnorm_deploy.model.sound import require_sound
 from rmsnorm_deploy.model.validity import check_written
 from rmsnorm_deploy.model.weights import References, references, renamed, with_weights_in
 
@@ -172,8 +171,7 @@ def _proto_and_folder(
 ) -> tuple[onnx.ModelProto, Path]:
     """The model as a proto, and the folder to which its external data are relative."""
     if isinstance(model, onnx.ModelProto):
-        require_text(model, "what is to be saved")
-        require_equations(model, "what is to be saved")
+        require_sound(model, "what is to be saved")
         return model, (target if origin is None else origin).parent
     folder = weights_folder(model)
     if folder is None:

@@ -24,8 +24,10 @@ _NOTHING: Known = (None, None)
 
 
 def dim(dim: int | ir.SymbolicDim) -> Dim:
-    """A dimension of an ``onnx_ir.Shape`` as we write it."""
-    return dim if isinstance(dim, int) else dim.value
+    """A dimension of an ``onnx_ir.Shape`` as we write it; one that is said to be negative is not known."""
+    if not isinstance(dim, int):
+        return dim.value
+    return dim if dim >= 0 else None
 
 
 class Inferred:
@@ -198,7 +200,9 @@ def read_value_info(info: onnx.ValueInfoProto | None) -> Known:
     dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
     if not tensor.HasField("shape"):
         return dtype, None
-    return dtype, tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
+    return dtype, tuple(
+        dim(d.dim_value) if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+    )
 
 
 def _merge(a: Known, b: Known) -> Known:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op, following, op_named, version_of
 from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.inference import Shape
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.scopes import Scope
 
@@ -97,13 +98,15 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     bias = given.get("bias")
     if bias is not None and _is_neutral(facts, bias):
         bias = None
+    if node.outputs[0].type is not None and not isinstance(node.outputs[0].type, ir.TensorType):
+        return refused("its Y is said to be no tensor")
     shape = facts.shape(x)
     if shape is not None and any(not -len(shape) <= axis < len(shape) for axis in parameters.axes):
         return refused(f"its axes {list(parameters.axes)} are outside X, which has {len(shape)} dimensions")
     for name, value in given.items():
-        rank = None if name == "X" else facts.rank(value)
-        if shape is not None and rank is not None and rank > len(shape):
-            return refused(f"its {name} has {rank} dimensions, and X has {len(shape)}")
+        larger = None if name == "X" or shape is None else _larger(facts.shape(value), shape)
+        if larger:
+            return refused(f"its {name} has {larger}")
     residual = given.get("residual")
     if x_type is not None and residual is not None and facts.dtype(residual) not in (None, x_type):
         return refused(f"its residual is of another type than X, which is of type {x_type.name}")
@@ -128,6 +131,18 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     match = dataclasses.replace(match, residual=residual, sum=total)
     alone = dataclasses.replace(parameters, op=Op.RMS_NORM)
     return dataclasses.replace(match, plain=dataclasses.replace(match, parameters=alone, add_outside=True))
+
+
+def _larger(shape: Shape | None, x: Shape) -> str:
+    """In what ``shape`` does not fit into X, which is of shape ``x``; empty where it does, as far as is known."""
+    if shape is None:
+        return ""
+    if len(shape) > len(x):
+        return f"{len(shape)} dimensions, and X has {len(x)}"
+    for own, size in zip(reversed(shape), reversed(x), strict=False):
+        if isinstance(own, int) and isinstance(size, int) and own not in (1, size):
+            return f"{own} elements along a dimension of which X has {size}"
+    return ""
 
 
 def _is_neutral(facts: Facts, bias: ir.Value) -> bool:
