@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError, first_line
 from rmsnorm_deploy.model.external import external_reference, external_tensors, weight_file
 from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.graphs import graphs_of
 from rmsnorm_deploy.model.sound import require_sound
 
 PROTOBUF_LIMIT = 2**31 - 1
@@ -86,7 +88,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     if path is None:
         require_sound(proto, "the model")
     try:
-        model = ir.from_proto(proto)
+        model = ir.from_proto(_without_maps(proto))
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         where = "the graph" if path is None else f"the graph in {path}"
         raise ModelError(f"{where} cannot be understood: {first_line(error)}", _TRY_CHECKER) from error
@@ -95,6 +97,31 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     # an absolute folder: with an empty one onnx_ir switches its own containment checks off
     ir.external_data.set_base_dir(model.graph, Path(path).parent.absolute())
     return model
+
+
+def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, or a copy of it without the types that onnx_ir does not know, those of classifiers' outputs."""
+    if not any(_holds_map(v.type) for graph in graphs_of(proto) for v in _values(graph)):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for graph in graphs_of(copy):
+        for value in _values(graph):
+            if _holds_map(value.type):
+                value.ClearField("type")
+    return copy
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.input
+    yield from graph.output
+    yield from graph.value_info
+
+
+def _holds_map(kind: onnx.TypeProto) -> bool:
+    while (name := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, str(name)).elem_type
+    return name in ("map_type", "opaque_type")
 
 
 _TRY_CHECKER = "See what onnx.checker.check_model(path) says; export the model again."

@@ -227,7 +227,8 @@ class _Path:
         if loaded is None:
             if not self.complaint:
                 self.find(f"load {form} again", "refuses what was saved")
-        elif not loaded[1].fused and form != "onnx":
+        # where nodes read what comes behind them, every rewriting moves some of it
+        elif not loaded[1].fused and form != "onnx" and "topologically sorted" not in self.complaint:
             again = loaded[0].SerializeToString(deterministic=True)
             if again != fused.SerializeToString(deterministic=True):
                 self.find(f"load {form} again", "fusing a second time changes the model")

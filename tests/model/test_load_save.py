@@ -18,6 +18,8 @@ import rmsnorm_deploy
 from rmsnorm_deploy import ModelError, UsageError, save
 from rmsnorm_deploy.model import atomic
 from rmsnorm_deploy.model.load import load_model, load_proto
+from tests.support.graphs import chain
+from tests.support.spellings.graph import F, Graph
 
 SAVE = sys.modules["rmsnorm_deploy.model.save"]
 SAMPLES = Path(__file__).parents[2] / "samples" / "models"
@@ -617,3 +619,28 @@ def test_a_stored_length_below_the_tensors_is_refused(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="malformed place"):
         load_proto(path)
+
+
+def test_a_classifiers_output_stays(tmp_path):
+    """onnx_ir knows no maps, which the probabilities of a classifier are."""
+    g = Graph(opset=17)
+    x = g.input("x", F, (2, 3))
+    y = chain(g, x, g.weight(np.ones(3), F))["y"]
+    g.output(y, "y", (2, 3))
+    model = g.model()
+    labels = helper.make_node("ZipMap", ["y"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    model.graph.node.append(labels)
+    numbers = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, numbers))
+    model.graph.output.append(helper.make_value_info("z", maps))
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    for given in (model, tmp_path / "m.onnx"):
+        for form in ("plugin", "standard", "ort"):
+            fused, report = rmsnorm_deploy.fuse(given, form=form)
+            assert len(report.fused) == 1
+            assert fused.graph.output == model.graph.output
+            assert fused.graph.node[-1] == labels
+    session = rmsnorm_deploy.session(rmsnorm_deploy.fuse(model)[0])
+    (found,) = session.run(["z"], {"x": np.ones((2, 3), np.float32)})
+    assert found[0] == pytest.approx({0: 1, 1: 1, 2: 1}, abs=1e-3)
