@@ -1,4 +1,4 @@
-"""Names of files: which may be written, and whether two of them are one file."""
+"""Files by their names: which may be written, what a text says, and whether two of them are one file."""
 
 from __future__ import annotations
 
@@ -82,6 +82,26 @@ def _check_output(path: Path, source: Path | None, overwrite: bool) -> None:
         raise UsageError(f"the output {path} exists", "Pass --force (overwrite=True in Python) to replace it.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {folder} is not writable", "Choose an output in a folder of yours.")
+
+
+MOST_TEXT = 2**26
+"""Bytes of the longest text that is read whole, such as a description or a log."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that describes something, in UTF-8.
+
+    Raises:
+        OSError: it cannot be read, is no regular file (a device may have no end), or is too long to be such a text.
+        UnicodeDecodeError: it is not text.
+    """
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        raise OSError(errno.EFBIG, f"it is longer than {MOST_TEXT >> 20} MiB")
+    return data.decode("utf-8")
 
 
 def same_file(a: Path, b: Path) -> bool:

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rmsnorm_deploy.errors import RmsNormDeployError
 from tests.fuzz.path import place_of
-from tests.fuzz.process import SECONDS, Worker
+from tests.fuzz.process import MEMORY, SECONDS, Worker
 
 _JSON = (
     None,
@@ -44,6 +44,7 @@ _JSON = (
     [[]],
     {"a": 1},
 )
+_ADDRESSES = 4 * MEMORY
 REFUSED, RIGHT = "refused", "right"
 
 
@@ -160,6 +161,8 @@ def _aside(job):
         os.close(reader)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # TVM takes some address space itself, and memory none
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

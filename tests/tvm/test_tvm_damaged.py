@@ -16,6 +16,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.app import main
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError
+from rmsnorm_deploy.model import files
 from rmsnorm_deploy.tvm.artefact import description as describing
 from tests.support.replaced import replaced
 
@@ -119,6 +120,21 @@ def test_a_file_that_describes_nothing_is_refused(copy, text):
     (copy / "model.json").write_text(text, encoding="latin-1")
     with pytest.raises(ModelError):
         tvm.load(copy)
+
+
+def test_a_description_without_end_is_refused(copy):
+    (copy / "model.json").unlink()
+    (copy / "model.json").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="cannot be read"):
+        tvm.load(copy)
+
+
+def test_a_description_that_is_no_text_for_its_length_is_refused(copy, monkeypatch):
+    monkeypatch.setattr(files, "MOST_TEXT", (copy / "model.json").stat().st_size - 1)
+    with pytest.raises(ModelError, match="cannot be read"):
+        tvm.load(copy)
+    monkeypatch.setattr(files, "MOST_TEXT", files.MOST_TEXT + 1)
+    tvm.load(copy)
 
 
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path):

@@ -415,11 +415,14 @@ def test_logs_for_something_else_are_refused(model, tmp_path, capfd):
         ('{"schema_version": 9}', "has format 9"),
         ('{"schema_version": 2, "norms": [{}]}', "not a log of tuning"),
         (None, "cannot be read"),
+        ("/dev/zero", "it is not a regular file"),
     ],
 )
 def test_files_that_are_no_logs_are_refused(model, tmp_path, text, said):
     log = tmp_path / "log"
-    if text is not None:
+    if text == "/dev/zero":
+        log.symlink_to(text)
+    elif text is not None:
         log.write_text(text)
         with pytest.raises(ModelError, match=said):
             tvm.tune(model, log=log)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.model.files import read_text
 from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 
 LIBRARY = "model.so"
@@ -69,7 +70,7 @@ def read(folder: Path) -> dict[str, Any]:
         ModelError: there is none, it cannot be read, or is of another release.
     """
     try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        description = json.loads(read_text(folder / DESCRIPTION))
         version = description["schema_version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(folder) from error

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.model import atomic
-from rmsnorm_deploy.model.files import StrPath
+from rmsnorm_deploy.model.files import StrPath, read_text
 from rmsnorm_deploy.op import NormParameters
 from rmsnorm_deploy.op.dtypes import TYPES
 from rmsnorm_deploy.tvm.schedules.norm import Norm, from_text, to_text
@@ -138,7 +138,7 @@ def read(path: StrPath) -> TuningLog:
         ModelError: it cannot be read, or is not a log.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ModelError(f"the log {path} cannot be read: {why}", "'rmsnorm-deploy tune' writes one.") from error
