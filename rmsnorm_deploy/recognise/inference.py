@@ -12,7 +12,7 @@ from rmsnorm_deploy.model.equations import malformed_equation
 from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes, graphs_of, nodes_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
-from rmsnorm_deploy.recognise import long_vectors
+from rmsnorm_deploy.recognise import long_vectors, many_dimensions
 from rmsnorm_deploy.recognise.bindings import Bindings, bind
 
 Dim = int | str | None
@@ -285,6 +285,7 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     if malformed_equation(nodes_of(proto)) is not None:
         return proto  # a model in memory, which nobody has looked at: onnx would not come to an end
     forget_negative_sizes(proto)
+    many_dimensions.leave_out(proto)
     found = _inferred(proto, data=False)
     if found is None:
         return proto
