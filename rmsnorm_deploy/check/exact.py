@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.checker import ValidationError
 from onnx.reference import ReferenceEvaluator
 
 from rmsnorm_deploy.errors import first_line
@@ -111,7 +112,7 @@ class Truth:
             return
         try:
             wide = in_float64(model.loaded())
-        except ValueError as error:
+        except (ValueError, ValidationError) as error:
             self.why_not = first_line(error, 150)
             return
         try:

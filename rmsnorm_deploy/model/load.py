@@ -88,7 +88,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     if path is None:
         require_sound(proto, "the model")
     try:
-        model = ir.from_proto(_without_maps(proto))
+        model = ir.from_proto(_without_unknown_types(proto))
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         where = "the graph" if path is None else f"the graph in {path}"
         raise ModelError(f"{where} cannot be understood: {first_line(error)}", _TRY_CHECKER) from error
@@ -99,15 +99,15 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     return model
 
 
-def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, or a copy of it without the types that onnx_ir does not know, those of classifiers' outputs."""
-    if not any(_holds_map(v.type) for graph in graphs_of(proto) for v in _values(graph)):
+def _without_unknown_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, or a copy without the types that onnx_ir does not know: maps, which classifiers give, and no types."""
+    if not any(_is_unknown(v.type) for graph in graphs_of(proto) for v in _values(graph)):
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for graph in graphs_of(copy):
         for value in _values(graph):
-            if _holds_map(value.type):
+            if _is_unknown(value.type):
                 value.ClearField("type")
     return copy
 
@@ -118,12 +118,15 @@ def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from graph.value_info
 
 
-def _holds_map(kind: onnx.TypeProto) -> bool:
+def _is_unknown(kind: onnx.TypeProto) -> bool:
     while (name := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, str(name)).elem_type
+    if name in ("tensor_type", "sparse_tensor_type"):
+        return getattr(kind, str(name)).elem_type not in _TYPES
     return name in ("map_type", "opaque_type")
 
 
+_TYPES = frozenset(int(t) for t in ir.DataType)
 _TRY_CHECKER = "See what onnx.checker.check_model(path) says; export the model again."
 
 

@@ -24,6 +24,11 @@ from rmsnorm_deploy.recognise.variance import is_variance
 
 _MAX_NODES = 200
 """Longest chain of nodes after a reduction; a guard against degenerate graphs."""
+_MOST_WAYS = 2000
+"""Uses of values that are followed from one reduction: their number doubles wherever a value is used twice."""
+_MOST_WAYS_IN_ALL = 20_000
+"""The same for a whole model, beside those that every reduction may take."""
+_ORDINARY_WAYS = 50
 
 
 def recognise(
@@ -59,11 +64,20 @@ def recognise(
     }
     matches: list[Match] = []
     misses: list[Miss] = []
+    ways = _MOST_WAYS_IN_ALL
+
+    def run(candidate: _Candidate) -> list[Match | Miss]:
+        nonlocal ways
+        candidate.ways = allowed = min(_MOST_WAYS, ways + _ORDINARY_WAYS)
+        results = candidate.run()
+        ways -= max(0, allowed - candidate.ways - _ORDINARY_WAYS)
+        return results
+
     for scope, node in starts:
         candidate = _Candidate(facts, node, scope.name)
-        results = candidate.run()
+        results = run(candidate)
         if results and isinstance(scope.root, ir.Function) and scope.root in others:
-            more = [_Candidate(other, node, scope.name).run() for other in others[scope.root]]
+            more = [run(_Candidate(other, node, scope.name)) for other in others[scope.root]]
             results = agreed([results, *more], bindings[scope.root], candidate.site)
         for result in results:
             if isinstance(result, Match):
@@ -150,6 +164,7 @@ class _Candidate:
         # the refusal that got furthest: (stage, length of the path, weight), then what it says and where
         self.furthest: tuple[tuple[int, int, int], Refusal, ir.Node] | None = None
         self.stage = Stage.REDUCTION
+        self.ways = _MOST_WAYS
 
     def run(self) -> list[Match | Miss]:
         """The norms, or why there is none; a file whose parts contradict each other does not stop the rest."""
@@ -180,12 +195,16 @@ class _Candidate:
         else:
             return []
         found = self._explore(state)
+        if self.ways < 0 and not found:
+            reason = "its values are used in more ways than are followed"
+            return [Miss(self.site, self.stage, reason, self.site.node)]
         return list(found) if found else [self._miss()]
 
     def _explore(self, state: State) -> list[Match]:
         """The norms that end at or after ``state.value``; none if nothing there is expressible."""
         self.stage = max(self.stage, state.stage)
-        if len(state.nodes) > _MAX_NODES:
+        self.ways -= 1
+        if len(state.nodes) > _MAX_NODES or self.ways < 0:
             return []
         value = state.value
         uses = [(node, index) for node, index in value.uses()]
@@ -193,7 +212,7 @@ class _Candidate:
         branches: list[Match] = []
         for node, index in sorted(uses, key=lambda use: (node_name(use[0]), use[1])):
             found: list[Match] = []
-            if node.graph is self.node.graph:
+            if node.graph is self.node.graph and node not in state.nodes:  # it may read what comes of it
                 for following in self._steps(state, node, index):
                     found = self._explore(following)
                     if found:

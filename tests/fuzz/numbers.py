@@ -28,7 +28,10 @@ JUMPS = frozenset(
 )
 """Operators that a rounding may send elsewhere."""
 UNITS = {TensorProto.FLOAT: 48, TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 6, TensorProto.DOUBLE: 2.0**34}
-"""Allowed in any case, in units of the row's largest value. In float64, epsilon and floor are rounded to float32, and a bias may cancel."""
+"""Allowed in any case, in units of the row's largest value.
+
+In float64, epsilon and floor are rounded to float32, and a bias may cancel.
+"""
 FLOATS = {t.number for t in TYPES}
 
 
