@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import first_line
+from rmsnorm_deploy.model import many_dimensions
 from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes
 from rmsnorm_deploy.model.skeleton import ir_without_weights, put_back
 from rmsnorm_deploy.model.validity import complaint, with_stated_types
@@ -34,6 +35,7 @@ def raised(model: ir.Model, opset: int) -> ir.Model:
     aside = _set_aside(skeleton)
     proto = ir.to_proto(skeleton)
     forget_negative_sizes(proto)
+    many_dimensions.forget(proto)
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     found = complaint(with_stated_types(copy), full=False)

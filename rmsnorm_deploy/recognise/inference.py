@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, MutableSequence
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_deploy.model import many_dimensions
 from rmsnorm_deploy.model.calls import Calls
 from rmsnorm_deploy.model.equations import malformed_equation
 from rmsnorm_deploy.model.graphs import AI_ONNX, forget_negative_sizes, graphs_of, nodes_of, subgraphs
 from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
-from rmsnorm_deploy.recognise import long_vectors, many_dimensions
+from rmsnorm_deploy.recognise import long_vectors
 from rmsnorm_deploy.recognise.bindings import Bindings, bind
 
 Dim = int | str | None

@@ -50,12 +50,12 @@ check: __init__ machine result ulp condition exact bench doctor original compari
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dims files skeleton text atomic calls equations external splice commit cut sound
-    weights load validity opset save
+model: __init__ leftovers graphs dims files skeleton text atomic calls equations external many_dimensions splice
+    commit cut sound weights load validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
-recognise: __init__ match scopes element_types folding sameness long_vectors many_dimensions origin refusal bindings
-    inference factor size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step
-    square keepdims normalised output statistic reduction variance grammar ending engine
+recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
+    size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step square keepdims
+    normalised output statistic reduction variance grammar ending engine
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
 tvm: compiling __init__

@@ -47,6 +47,21 @@ def leave_out(model: ModelProto) -> None:
             holder.node.extend(kept)
 
 
+def forget(model: ModelProto) -> None:
+    """Drop what ``model``, which is changed, says of the lengths of shapes where they are long: no model has such ones.
+
+    For the version converter, which needs every node, and infers by itself.
+    """
+    shaped = [n for n in nodes_of(model) if n.op_type in _SHAPE_AT]
+    shapes = {name for n in shaped for name in n.input[_SHAPE_AT[n.op_type] :][:1]}
+    if not shapes:
+        return
+    for graph in graphs_of(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name in shapes and any(d.dim_value > _MOST for d in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")
+
+
 class _Lengths:
     """How many elements vectors have at most; infinite where that is not seen."""
 
