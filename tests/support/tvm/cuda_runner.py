@@ -14,6 +14,13 @@ SHIM = Path(__file__).resolve().parents[1] / "cuda" / "shim"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
 
 
+def host_text(source):
+    """What follows TVM's own head of a CUDA text: the functions of targets/gpus/cuda.py, and the kernels."""
+    functions = re.findall(r"^__device__ inline .*?^}\n", source, re.MULTILINE | re.DOTALL)
+    kernels = source[source.index('extern "C" __global__') :]
+    return "".join(functions) + kernels.replace("__shared__ alignas(64)", "alignas(64) __shared__")
+
+
 class Cuda(Runner):
     """The emulator stops at a barrier that not all threads come to, and at an access outside a tensor."""
 
@@ -32,10 +39,7 @@ class Cuda(Runner):
         assert done.returncode == 0, done.stderr[-3000:]
 
     def compiled(self, source):
-        helpers = re.findall(r"^__device__ inline .*?^}\n", source, re.M | re.S)  # those of targets/gpus/cuda.py
-        text = "".join(helpers) + source[source.index('extern "C" __global__') :].replace(
-            "__shared__ alignas(64)", "alignas(64) __shared__"
-        )
+        text = host_text(source)
         names = re.search(r"norm_kernel\(([^)]*)\)", text).group(1).split(", ")
         parameters = [(n.rsplit(" ", 1)[1], n.rsplit(" ", 1)[0].replace(" __restrict__", "")) for n in names]
         given = ", ".join(f"*({dtype}*)p[{i}]" for i, (_, dtype) in enumerate(parameters))
