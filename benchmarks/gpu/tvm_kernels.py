@@ -23,6 +23,7 @@ from benchmarks.gpu.tvm_norm import DESCRIPTION, KERNELS, Kernel, describe
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.artefact import cubin
 from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
+from rmsnorm_deploy.tvm.schedules.gpu.vectors import VIEW
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import resolve
@@ -35,7 +36,8 @@ def parameters(text: str, symbol: str) -> tuple[str, ...]:
     """What the parameters of a kernel are, in the order of its CUDA text."""
     found = re.search(rf"\b{symbol}\(([^)]*)\)\s*{{", text)
     assert found, symbol
-    return tuple(NAMES[part.rsplit(" ", 1)[1].removesuffix("_ptr")] for part in found[1].split(", "))
+    names = [part.rsplit(" ", 1)[1].removesuffix("_ptr").removesuffix(VIEW) for part in found[1].split(", ")]
+    return tuple(NAMES[name] for name in names)
 
 
 def made(dtypes: list[str], sizes: list[int], arch: str) -> tuple[str, list[Kernel]]:

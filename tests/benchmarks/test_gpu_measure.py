@@ -85,20 +85,20 @@ def test_the_kernels_of_tvm_are_launched_as_they_have_to_be(machine, tmp_path):
     pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
     from benchmarks.gpu import tvm_kernels
     from benchmarks.gpu.tvm_norm import DESCRIPTION, KERNELS, describe
-    from tests.support.tvm.cuda_runner import Cuda
+    from tests.support.tvm.cuda_runner import Cuda, host_text
 
     environment, library = machine
     text, kernels = tvm_kernels.made(["bfloat16"], [128, 4096], "sm_90")
     assert [(k.op, k.size) for k in kernels] == [(op, size) for size in (128, 4096) for op in ("RMSNorm", "AddRMSNorm")]
     launches = []
     for k in kernels:
-        types = ["std::int64_t" if name == "rows" else "nv_bfloat16*" for name in k.arguments]
+        types = ["std::int64_t" if name == "rows" else "uint*" for name in k.arguments]
         given = ", ".join(f"*({kind}*)p[{i}]" for i, kind in enumerate(types))
         launches.append(
             f'extern "C" void {k.symbol}_launch(unsigned blocks, void** p) {{ emulator::run((const void*){k.symbol}, '
             f"dim3(blocks), dim3({k.threads}), 0, [&] {{ {k.symbol}({given}); }}); }}"
         )
-    body = text[text.index('extern "C" __global__') :].replace("__shared__ alignas(64)", "alignas(64) __shared__")
+    body = host_text(text)
     cuda = Cuda()
     (tmp_path / "kernels.cpp").write_text("\n".join(['#include "cuda_text.h"', body, *launches]))
     cuda.build("-shared", "-o", tmp_path / KERNELS, tmp_path / "kernels.cpp", cuda.folder / "emulator.o")

@@ -64,7 +64,7 @@ tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare a
     matrices rotary shaping slicing convert
 tvm/passes: __init__ lower rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
-    gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+    gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ gpu gpus machines gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search

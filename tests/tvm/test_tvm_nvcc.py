@@ -26,6 +26,7 @@ from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import resolve
 from rmsnorm_deploy.tvm.tuning import measure
 from tests.support.contract import BF16, F16, F32, F64
+from tests.support.tvm import sass
 from tests.support.tvm.norms import norm_of
 
 NVCC = shutil.which("nvcc")
@@ -42,7 +43,13 @@ KERNELS = {
     "double_512": norm_of(512, F64, stash_type=F64, scale_type=F64),
     "odd_4097": norm_of(4097, F16),
     "long_100000": norm_of(100_000, F16, Op.ADD_RMS_NORM),
-    "any_length": norm_of(None, F32),
+    **{f"rms_16384_{dtype}": norm_of(16384, dtype) for dtype in (F32, F16, BF16)},
+    **{f"add_16384_{dtype}": norm_of(16384, dtype, Op.ADD_RMS_NORM) for dtype in (F32, F16, BF16)},
+    "rms_128_bfloat16": norm_of(128, BF16),
+    "rms_128_float16": norm_of(128, F16),
+    **{f"any_length_{dtype}": norm_of(None, dtype) for dtype in (F32, F16, BF16)},
+    **{f"any_length_add_{dtype}": norm_of(None, dtype, Op.ADD_RMS_NORM) for dtype in (F32, BF16)},
+    "any_length_general": norm_of(None, BF16, Op.GENERAL_RMS_NORM, rms_floor=0.2, partial_size=1000, scale_dtype=F32),
     "columns_256": Norm(norm_of(256).parameters, "float32", 256, columns=True),
 }
 
@@ -100,13 +107,65 @@ def test_accesses_have_128_bits_where_the_row_allows(made, architecture):
         wide = r"global(?:\.nc)?(?:\.L\w+)*\.v4\.[bfu]32|global(?:\.nc)?\.v2\.[bfu]64"
         loads = len(re.findall(rf"ld\.(?:{wide})", body))
         stores = len(re.findall(rf"st\.(?:{wide})", body))
-        if norm.size is None or norm.columns or norm.size % 8:
+        if norm.size is None:  # both ways, of which the kernel takes one
+            assert stores >= (2 if norm.adds else 1), name
+            assert loads >= (5 if norm.adds else 3), name
+            continue
+        if norm.columns or norm.size % 8:
             assert loads == 0
             continue
         vectors = SCHEDULES.default(norm).vectors
         assert stores >= max(1, vectors) * (2 if norm.adds else 1), name
         assert loads >= max(1, vectors) * (3 if norm.adds else 2), name
         assert not re.search(r"(?:ld|st)\.global(?:\.nc)?\.(?:[bu]16|f32|b32|u32|f64)\b", body), name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_two_rows_of_16384_fit_on_a_multiprocessor(made, architecture):
+    """One reads while the other waits for its sum. Registers are handed out by eights."""
+    reports, _, _ = made[architecture]
+    for name, norm in KERNELS.items():
+        if norm.size == 16384:
+            registers = -(-int(re.search(r"Used (\d+) registers", reports[name]).group(1)) // 8) * 8
+            schedule = SCHEDULES.default(norm)
+            assert 2 * registers * schedule.threads * schedule.rows <= 65536, (name, registers)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_values_of_16_bits_are_rounded_two_at_a_time(made, architecture):
+    _, ptx, _ = made[architecture]
+    bodies = {part.split("_kernel(")[0]: part for part in ptx.split(".entry ")[1:]}
+    for name, kind in (("rms_4096_16", "bf16"), ("rms_4096_10", "f16")):
+        norm = KERNELS[name]
+        schedule = SCHEDULES.default(norm)
+        pairs = schedule.vectors * schedule.lanes // 2
+        body = bodies[name]
+        assert len(re.findall(rf"cvt\.rn\.{kind}x2\.f32", body)) == pairs
+        assert not re.findall(rf"cvt\.rn\.{kind}\.f32", body)
+        assert len(re.findall(rf"(?:mul|fma)(?:\.rn)?\.{kind}x2", body)) == pairs
+
+
+INSTRUCTIONS = {
+    # the most that one thread runs through, in sm_80 and sm_90: of which each vector has its part
+    "rms_128_bfloat16": 115,
+    "rms_128_float16": 115,
+    "rms_4096_16": 175,
+    "rms_4096_1": 145,
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_instructions(made, architecture, tmp_path):
+    tool = sass.tool()
+    if tool is None:
+        pytest.skip("needs cuobjdump, to read machine code: pip install nvidia-cuda-cuobjdump")
+    _, _, code = made[architecture]
+    (tmp_path / "kernels.cubin").write_bytes(code)
+    found = sass.functions(tool, tmp_path / "kernels.cubin")
+    for name, most in INSTRUCTIONS.items():
+        names = [i for i in sass.names(found[f"{name}_kernel"]) if not i.startswith("NOP")]
+        assert 50 < len(names) <= most, name
+        assert not [i for i in names if i.startswith(("CALL", "F2F."))], name  # no division, no rounding of one value
 
 
 def entries(code):

@@ -27,6 +27,40 @@ class Meaning:
 
 
 @dataclasses.dataclass(frozen=True)
+class Function:
+    """A function in the GPU's language, for what TVM has no words for.
+
+    Attributes:
+        name: what it is called.
+        returns: TVM's name of the type of its result.
+        source: its definition.
+    """
+
+    name: str
+    returns: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """What the language does with two 16-bit values at once, which share one word of 32 bits.
+
+    Attributes:
+        low: of a pair, its first value as a float32.
+        high: its second value.
+        packed: of two float32, the pair, each rounded to nearest even.
+        product: of two pairs, each product rounded once.
+        total: of two pairs, each sum rounded once.
+    """
+
+    low: Function
+    high: Function
+    packed: Function
+    product: Function
+    total: Function
+
+
+@dataclasses.dataclass(frozen=True)
 class Gpu:
     """One kind of GPU; every file in ``gpus`` has one, with the name ``GPU``.
 
@@ -42,6 +76,10 @@ class Gpu:
         shuffle_bits: most bits that one such exchange moves.
         shuffles_by_xor: whether threads can exchange values with those whose place differs in one bit.
         rounds_bfloat16: whether the language rounds to bfloat16 itself; else that is done in integers.
+        pairs: the 16-bit types that it takes two at a time, and how.
+        address: of a pointer, its lowest 32 bits, where a kernel may ask whether it is aligned.
+        estimates_roots: whether ``T.rsqrt`` is an estimate that costs less than a root and a division, and ``fmaf``
+            rounds once, so that one step of Newton's makes a rounded reciprocal of it.
         architectures: instruction sets that a model can be compiled for, the oldest first; empty if there is no choice.
         usual: those that are compiled for by default.
         architecture_attribute: what TVM's target calls the instruction set.
@@ -65,6 +103,9 @@ class Gpu:
     shuffle_bits: int = 32
     shuffles_by_xor: bool = False
     rounds_bfloat16: bool = False
+    pairs: tuple[tuple[str, Pairs], ...] = ()
+    address: Function | None = None
+    estimates_roots: bool = False
     architectures: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
     architecture_attribute: str = ""

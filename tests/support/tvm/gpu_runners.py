@@ -32,7 +32,8 @@ def built(norm, target, schedule=None, text=None, schedules=None):
         function = from_source(text, {"T": T, "I": I})
     function = function.with_attr("global_symbol", "norm")
     # Common terms of the sizes would be worked out by the host's part of the kernel, which is not run here.
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": norm.columns or norm.outer_rank > 1}):
+    worked_out = norm.columns or norm.outer_rank > 1 or norm.size is None
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": worked_out}):
         return function, tvm.tirx.build(tvm.IRModule({"norm": function}), target=target)
 
 

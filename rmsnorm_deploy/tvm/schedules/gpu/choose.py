@@ -21,6 +21,9 @@ BLOCK = 128
 """Threads that rows share which need fewer."""
 MIDDLE = 256
 """Threads beyond which a thread rather takes several vectors of its row."""
+TWO_FIT = 512
+"""Threads of which two blocks fit on a multiprocessor, so that one reads while the other sums. Beyond them a thread
+rather keeps all that it may."""
 VALUES = 16
 """Values that a thread takes before more threads are better."""
 KEPT_BYTES = 128
@@ -59,9 +62,10 @@ class GpuSchedules(Schedules[GpuSchedule]):
         if norm.columns:
             return GpuSchedule(1, COLUMNS, 0, SLICES, 1)
         if norm.size is None:
-            return GpuSchedule(1, min(MIDDLE, self.gpu.threads), 0, 1, self._warp(norm))
+            lanes, threads = (1, MIDDLE) if self.gpu.address is None else (self._most_lanes(norm), TWO_FIT)
+            return GpuSchedule(lanes, min(threads, self.gpu.threads), 0, 1, self._warp(norm))
         lanes = self._widest(norm)
-        return self._arranged(norm, lanes, self._threads(-(-norm.size // lanes), VALUES // lanes))
+        return self._arranged(norm, lanes, self._threads(norm, lanes))
 
     def candidates(self, norm: Norm) -> list[GpuSchedule]:
         """See the protocol."""
@@ -95,17 +99,21 @@ class GpuSchedules(Schedules[GpuSchedule]):
         """Threads of a warp where they can exchange values of the statistic's type, else 1."""
         return self.gpu.warp if 8 * float_type(norm.stash).itemsize <= self.gpu.shuffle_bits else 1
 
+    def _most_lanes(self, norm: Norm) -> int:
+        return min(self.gpu.vector_lanes, self.gpu.vector_bytes // float_type(norm.dtype).itemsize)
+
     def _widest(self, norm: Norm) -> int:
         """Lanes of the widest access that divides a row, so that every row begins where one may."""
         assert norm.size is not None
-        lanes = min(self.gpu.vector_lanes, self.gpu.vector_bytes // float_type(norm.dtype).itemsize)
+        lanes = self._most_lanes(norm)
         while norm.size % lanes:
             lanes //= 2
         return lanes
 
-    def _threads(self, count: int, each: int) -> int:
-        """Threads for a row of ``count`` vectors: so few that they need no shared memory, if that is enough."""
-        alone = 32
+    def _threads(self, norm: Norm, lanes: int) -> int:
+        """Threads for a row: so few that they need no shared memory, or that two rows fit, if that is enough."""
+        assert norm.size is not None
+        count, each, alone = -(-norm.size // lanes), VALUES // lanes, 32
         if count <= alone * each:
             threads = 8
             while threads < min(count, alone):
@@ -115,7 +123,8 @@ class GpuSchedules(Schedules[GpuSchedule]):
         if threads <= MIDDLE:
             return threads
         threads = MIDDLE
-        while threads * 2 <= self.gpu.threads and count > threads * each:
+        most = KEPT_BYTES // (lanes * float_type(norm.dtype).itemsize)
+        while threads * 2 <= self.gpu.threads and count > threads * (each if threads < TWO_FIT else most):
             threads *= 2
         return threads
 

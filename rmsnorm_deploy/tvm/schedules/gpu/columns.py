@@ -13,6 +13,7 @@ class Columns(Grid):
 
     def __init__(self, norm: Norm, schedule: GpuSchedule, gpu: Gpu) -> None:
         super().__init__(norm, schedule, gpu)
+        self.rooted = False  # values come one at a time, and what a division costs is hidden; the step would spill
         threads = schedule.threads
         self.strips = f"T.max(T.truncdiv({self.m} + {threads - 1}, T.int64({threads})), T.int64(1))"
         # truncated, as no number is negative: rounding towards minus infinity costs a selection each time

@@ -9,11 +9,11 @@ compiler lets it stand.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rmsnorm_deploy.op.dtypes import float_type
-from rmsnorm_deploy.tvm.schedules.gpu.values import GpuValues
+from rmsnorm_deploy.tvm.schedules.gpu.values import GpuValues, fused
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import indented, tree
 from rmsnorm_deploy.tvm.targets.gpu import Gpu
@@ -22,6 +22,8 @@ GROUP = 16
 """Sums that one thread adds up where there are no shuffles."""
 CHAIN = 32
 """Additions one after the other where a row is streamed, before what they make is added to the rest."""
+BELOW = 1.0 - 2.0**-21
+"""An estimate of a reciprocal times this is less than it, so that what is left of 1 is not negative."""
 _ALL_LANES = 0xFFFFFFFF
 
 
@@ -30,7 +32,7 @@ class GpuSchedule:
     """What can be chosen without changing the result by more than rounding.
 
     Attributes:
-        lanes: values in one access to memory; a divisor of the row's length.
+        lanes: values in one access to memory; a divisor of the row's length where that is known.
         threads: threads of a row; channel-first, columns of a block.
         vectors: vectors of a row that a thread keeps; too few for the row, or 0: it is streamed.
         rows: rows of a block; channel-first, threads along the normalised dimension.
@@ -67,8 +69,8 @@ class Grid(GpuValues):
     i: str
 
     def __init__(self, norm: Norm, schedule: GpuSchedule, gpu: Gpu) -> None:
-        super().__init__(norm, gpu.rounds_bfloat16)
-        self.s, self.gpu = schedule, gpu
+        super().__init__(norm, gpu)
+        self.s = schedule
 
     def function(self) -> list[str]:
         """The whole kernel, line by line."""
@@ -76,10 +78,11 @@ class Grid(GpuValues):
 
     # -- text around the body
 
-    def launched(self, blocks: str, scratch: list[str], body: list[str]) -> list[str]:
+    def launched(self, blocks: str, scratch: list[str], body: list[str], views: Sequence[str] = ()) -> list[str]:
         """The function whose every thread does ``body``, with ``lane`` and ``row`` for its place in the block.
 
-        A tensor without rows gets one block, as an empty launch is an error for a driver.
+        ``views`` are lines that declare other views of the arguments. A tensor without rows gets one block, as an empty
+        launch is an error for a driver.
         """
         threads, rows = self.s.threads, self.s.rows
         places = {"lane": f"(thread % {threads})", "row": f"(thread // {threads})"}
@@ -90,6 +93,7 @@ class Grid(GpuValues):
         written = ", ".join(self.region(name, shape) for name, shape, _ in arguments if name in "YS")
         return [
             *self.head(),
+            *indented(list(views)),
             f'    for block in T.thread_binding(T.max({blocks}, T.int64(1)), thread="blockIdx.x"):',
             f'        for thread in T.thread_binding({threads * rows}, thread="threadIdx.x"):',
             '            with T.sblock("norm"):',
@@ -99,32 +103,17 @@ class Grid(GpuValues):
             *indented(body, 4),
         ]
 
-    @staticmethod
-    def local(name: str, count: int, dtype: str) -> str:
-        """A variable in the registers of a thread."""
-        return f'{name} = T.sblock_alloc_buffer(({count},), "{dtype}", scope="local")'
-
     def shared(self, name: str, rows: int, count: int) -> str:
         """A variable in the memory that a block shares, ``count`` values for each of its rows."""
         return f'{name} = T.sblock_alloc_buffer(({rows}, {count}), "{self.c}", scope="shared")'
 
-    def registers(self) -> list[str]:
-        """The variables that every kernel needs."""
+    def registers(self, scratch: int = 1) -> list[str]:
+        """The variables that every kernel needs; ``scratch`` is for how many values ``t`` and ``u`` are."""
         brief = [self.local("brief", 1, "bfloat16")] if self.native_bfloat16 else []
-        return [*brief, *(self.local(name, 1, self.c) for name in ("total", "factor", "t", "u"))]
+        counts = {"total": 1, "factor": 1, "t": scratch, "u": scratch}
+        return [*brief, *(self.local(name, count, self.c) for name, count in counts.items())]
 
-    # -- a vector of memory
-
-    def moved(self, to: str, source: str, lanes: int, dtype: str, base: str = "0") -> list[str]:
-        """``lanes`` values from ``source`` to ``to``, which end in an open index, in accesses of at most 16 bytes."""
-        width = min(lanes, 16 // float_type(dtype).itemsize)
-        if width == lanes:
-            return [f"for v in T.vectorized({lanes}):", f"    {to}{base} + v] = {source} + v]"]
-        return [
-            f"for g in T.unroll({lanes // width}):",
-            f"    for v in T.vectorized({width}):",
-            f"        {to}{base} + g * {width} + v] = {source} + g * {width} + v]",
-        ]
+    # -- guards
 
     def within(self, *conditions: str | None) -> list[str]:
         """The line that guards what follows, if anything has to be guarded."""
@@ -189,16 +178,48 @@ class Grid(GpuValues):
 
     def factor(self, count: str) -> list[str]:
         """``factor[0]``, from the sum of squares: the RMS where values are divided by it, else its reciprocal."""
+        if self.rooted:
+            return [*self.mean(), *self.newton()]
         lines = self.root("total[0]", count, "factor[0]")
         return lines if self.divides else [*lines, f"factor[0] = {self.number(1.0)} / factor[0]"]
 
-    def added(self, x: str, residual: str) -> list[str]:
-        """The sum in the place of ``x``."""
-        return [f"t[0] = {self.combined(x, residual)}", f"{x} = {self.narrow('t[0]', self.norm.dtype)}"]
+    def newton(self) -> list[str]:
+        """``factor[0]``, the reciprocal of the root of ``t[0]``, rounded once: an estimate and one step of Newton's.
 
-    def square(self, x: str) -> str:
-        """The square of a value of X, in the type of the arithmetic."""
-        return f"{self.wide(x, self.norm.dtype)} * {self.wide(x, self.norm.dtype)}"
+        The residual, 1 - mean * estimate ^ 2, is exact to twice the precision: what rounding took from ``u``, the root,
+        is put back. ``u`` is a normal number; where the mean is 0 or infinite it is NaN, and the estimate is exact.
+        """
+        zero, half, one = (self.number(value) for value in (0.0, 0.5, 1.0))
+        root = "T.float32(-1.0) * u[0]"
+        residual = f"{fused(root, 'factor[0]', one)} - {fused('t[0]', 'factor[0]', root)} * factor[0]"
+        step = fused(f"factor[0] * {half}", "t[0]", "factor[0]")
+        return [
+            "factor[0] = T.rsqrt(t[0])",
+            "u[0] = t[0] * factor[0]",
+            f"t[0] = {residual}",
+            f"factor[0] = T.if_then_else(u[0] > {zero}, {step}, factor[0])",
+        ]
+
+    def mean(self) -> list[str]:
+        """The mean square in ``t[0]``: the sum is multiplied by the reciprocal of the number of features, in two parts.
+
+        Neither part is negative: infinity stays infinity.
+        """
+        measured, total, epsilon = self.measured(), "total[0]", self.number(self.norm.parameters.epsilon)
+        if not measured.isdigit():
+            estimate = f'T.call_pure_extern("float32", "__fdividef", {self.number(1.0)}, {self.count()})'
+            return [
+                f"u[0] = {estimate} * {self.number(BELOW)}",
+                f"factor[0] = u[0] * {fused('T.float32(-1.0) * u[0]', self.count(), self.number(1.0))}",
+                f"t[0] = {fused(total, 'u[0]', f'{total} * factor[0]')} + {epsilon}",
+            ]
+        fraction, exponent = math.frexp(1.0 / int(measured))
+        high = math.ldexp(math.floor(math.ldexp(fraction, 24)), exponent - 24)
+        low = 1.0 / int(measured) - high
+        product = f"{total} * {self.number(high)}"
+        if low:
+            product = fused(total, self.number(high), f"{total} * {self.number(low)}")
+        return [f"t[0] = {product} + {epsilon}"]
 
     def long_sum(self, turns: str, turn: Callable[[str], list[str]]) -> list[str]:
         """``total[0]``, of what each turn adds to ``part[0]``; ``turn`` has the lines of the turn with a number.

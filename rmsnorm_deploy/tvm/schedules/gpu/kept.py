@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmsnorm_deploy.tvm.schedules.gpu.grid import GpuSchedule, Grid
+from rmsnorm_deploy.tvm.schedules.gpu.vectors import vectors
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import indented
 from rmsnorm_deploy.tvm.targets.gpu import Gpu
@@ -23,16 +24,16 @@ class Kept(Grid):
         self.guard = self.within(
             self.row_exists, None if whole else f"lane + k * {s.threads} < {self.features // s.lanes}"
         )
-        self.at = f"(lane + k * {s.threads}) * {s.lanes}"
+        self.taken = f"(lane + k * {s.threads})"
+        self.held = vectors(self, s.lanes, gpu)
 
     def function(self) -> list[str]:
         """See the base."""
-        s, n = self.s, self.norm
-        kept = s.vectors * s.lanes
-        scratch = [self.local("x", kept, n.dtype), self.local("y", s.lanes, n.dtype), *self.registers()]
-        scratch += [self.local("r", kept, n.dtype)] if n.adds else []
-        scratch += [self.local("w", kept if s.ahead else s.lanes, n.scale_dtype)]
-        scratch += [self.local("b", s.lanes, n.scale_dtype)] if n.biased else []
+        s, n, held = self.s, self.norm, self.held
+        scratch = [held.held("x", s.vectors, n.dtype), held.held("y", 1, n.dtype), *self.registers(held.scratch)]
+        scratch += [held.held("r", s.vectors, n.dtype)] if n.adds else []
+        scratch += [held.held("w", s.vectors if s.ahead else 1, n.scale_dtype)]
+        scratch += [held.held("b", 1, n.scale_dtype)] if n.biased else []
         body = [
             f"total[0] = {self.number(0.0)}",
             *self.each(self.read()),
@@ -42,56 +43,39 @@ class Kept(Grid):
             *self.each(self.put()),
         ]
         blocks = f"({self.n} + {s.rows - 1}) // {s.rows}"
-        return self.launched(blocks, scratch + self.partials(), body)
+        return self.launched(blocks, scratch + self.partials(), body, held.views())
 
     def each(self, lines: list[str]) -> list[str]:
         """``lines`` for each vector ``k`` of a thread."""
         return [f"for k in T.unroll({self.s.vectors}):", *indented(self.guarded(self.guard, lines))]
 
-    def parameter(self, name: str, full: bool) -> str:
-        """A vector of scale or bias, with an open index."""
-        return f"{name}[{f'{self.i}, ' if full else ''}{self.at}"
+    def parameter(self, tensor: str, name: str, slot: str, full: bool) -> list[str]:
+        """A vector of scale or bias."""
+        return self.held.read(name, slot, tensor, self.i if full else "", self.taken, self.norm.scale_dtype)
 
     def read(self) -> list[str]:
         """Everything that the statistic needs, and the scale where it is read ahead."""
-        n, lanes = self.norm, self.s.lanes
-        lines = self.moved("x[", f"X[{self.i}, {self.at}", lanes, n.dtype, f"k * {lanes}")
+        n = self.norm
+        lines = self.held.read("x", "k", "X", self.i, self.taken, n.dtype)
         if n.adds:
-            lines += self.moved("r[", f"R[{self.i}, {self.at}", lanes, n.dtype, f"k * {lanes}")
+            lines += self.held.read("r", "k", "R", self.i, self.taken, n.dtype)
         if self.s.ahead:
-            lines += self.moved("w[", self.parameter("W", n.full_scale), lanes, n.scale_dtype, f"k * {lanes}")
+            lines += self.parameter("W", "w", "k", n.full_scale)
         return lines
 
     def take(self) -> list[str]:
         """The squares of a vector into ``total[0]``; where there is a residual, the sum is stored first."""
-        n, lanes = self.norm, self.s.lanes
-        x = f"x[k * {lanes} + v]"
         lines = []
-        if n.adds:
-            lines += [f"for v in T.unroll({lanes}):", *indented(self.added(x, f"r[k * {lanes} + v]"))]
-            lines += [f"for v in T.vectorized({lanes}):", f"    S[{self.stored}, {self.at} + v] = {x}"]
-        term = self.square(x)
-        if int(self.measured()) < self.features:
-            term = f"T.if_then_else({self.at} + v < {self.measured()}, {term}, {self.number(0.0)})"
-        return [
-            *lines,
-            f"t[0] = {self.number(0.0)}",
-            f"for v in T.unroll({lanes}):",
-            f"    t[0] = t[0] + {term}",
-            "total[0] = total[0] + t[0]",
-        ]
+        if self.norm.adds:
+            lines += self.held.add("k", "k") + self.held.write("S", self.stored, self.taken, "x", "k")
+        partial = int(self.measured()) < self.features
+        condition = (lambda v: f"{self.taken} * {self.s.lanes} + {v} < {self.measured()}") if partial else None
+        return [*lines, *self.held.squares("k", condition), "total[0] = total[0] + t[0]"]
 
     def put(self) -> list[str]:
         """A vector of Y."""
-        n, s = self.norm, self.s
-        lines = []
-        if not s.ahead:
-            lines += self.moved("w[", self.parameter("W", n.full_scale), s.lanes, n.scale_dtype)
-        if n.biased:
-            lines += self.moved("b[", self.parameter("B", n.full_bias), s.lanes, n.scale_dtype)
-        scale = f"w[k * {s.lanes} + v]" if s.ahead else "w[v]"
-        lines += [
-            f"for v in T.unroll({s.lanes}):",
-            *indented(self.finish(f"x[k * {s.lanes} + v]", scale, "b[v]", "y[v]")),
-        ]
-        return [*lines, f"for v in T.vectorized({s.lanes}):", f"    Y[{self.stored}, {self.at} + v] = y[v]"]
+        n, ahead = self.norm, self.s.ahead
+        lines = [] if ahead else self.parameter("W", "w", "0", n.full_scale)
+        lines += self.parameter("B", "b", "0", n.full_bias) if n.biased else []
+        lines += self.held.finish("k", "k" if ahead else "0")
+        return [*lines, *self.held.write("Y", self.stored, self.taken, "y")]

@@ -6,18 +6,52 @@ import struct
 
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.values import Values
+from rmsnorm_deploy.tvm.targets.gpu import Function, Gpu
+
+
+def call(function: Function, *arguments: str) -> str:
+    """A call of ``function``, an expression; TVM puts its definition in front of the kernel."""
+    given = ", ".join([f'"{function.name}"', *arguments])
+    return f'T.cuda.func_call({given}, source_code={function.source!r}, return_type="{function.returns}")'
+
+
+def fused(a: str, b: str, c: str) -> str:
+    """The float32 a * b + c, rounded once. ``T.fma`` has no meaning to TVM's code generator for CUDA."""
+    return f'T.call_pure_extern("float32", "fmaf", {a}, {b}, {c})'
 
 
 class GpuValues(Values):
     """Conversions and arithmetic in the languages of GPUs.
 
     Attributes:
+        gpu: what the GPU has.
         native_bfloat16: whether the language rounds to bfloat16 itself; then ``brief[0]`` is a variable of that type.
+        rooted: whether the reciprocal of the RMS is made of an estimate. It is as exact as the root, so that values may
+            be multiplied by it; and it is a normal number, as nothing but the root of a mean is in it.
     """
 
-    def __init__(self, norm: Norm, native_bfloat16: bool) -> None:
+    def __init__(self, norm: Norm, gpu: Gpu) -> None:
         super().__init__(norm)
-        self.native_bfloat16 = native_bfloat16
+        self.gpu, self.native_bfloat16 = gpu, gpu.rounds_bfloat16
+        self.rooted = gpu.estimates_roots and self.c == "float32" and len(super().root("", "", "")) == 1
+
+    @staticmethod
+    def local(name: str, count: int, dtype: str) -> str:
+        """A variable in the registers of a thread."""
+        return f'{name} = T.sblock_alloc_buffer(({count},), "{dtype}", scope="local")'
+
+    @property
+    def plain_sum(self) -> bool:
+        """Whether a residual is just added."""
+        return self.combined("x", "r") == f"{self.wide('x', self.norm.dtype)} + {self.wide('r', self.norm.dtype)}"
+
+    def added(self, x: str, residual: str) -> list[str]:
+        """The sum in the place of ``x``."""
+        return [f"t[0] = {self.combined(x, residual)}", f"{x} = {self.narrow('t[0]', self.norm.dtype)}"]
+
+    def square(self, x: str) -> str:
+        """The square of a value of X, in the type of the arithmetic."""
+        return f"{self.wide(x, self.norm.dtype)} * {self.wide(x, self.norm.dtype)}"
 
     def number(self, value: float) -> str:
         """See the base. TVM writes seven digits of it into OpenCL, Metal and WGSL: else go the bits."""
@@ -53,8 +87,8 @@ class GpuValues(Values):
 
     @property
     def divides(self) -> bool:
-        """Whether values are divided by the RMS; else a rounded reciprocal is good enough for their type."""
-        return self.c == self.norm.dtype
+        """Whether values are divided by the RMS; else its rounded reciprocal is good enough for their type."""
+        return self.c == self.norm.dtype and not self.rooted
 
     def finish(self, value: str, scale: str, bias: str, y: str) -> list[str]:
         """From one value of X (or of the sum) to one value of Y, in the scratch variables ``t`` and ``u``.
