@@ -6,6 +6,7 @@ same for any number of them: how a sum is divided does not depend on who compute
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm.script import from_source
@@ -58,7 +59,8 @@ class Kernel:
         if tasks == 1 or (isinstance(work, int) and work < SERIAL_BELOW):
             return serial
         parallel = [f"for task in T.parallel({_int64(tasks)}):", *_indented(self.task())]
-        if isinstance(work, int):
+        known = math.prod(s for s in (*self.product.batch, self.m, self.n, self.k) if isinstance(s, int))
+        if isinstance(work, int) or known >= SERIAL_BELOW:
             return parallel
         return [f"if {work} < T.int64({SERIAL_BELOW}):", *_indented(serial), "else:", *_indented(parallel)]
 
@@ -132,11 +134,11 @@ class Kernel:
 
     def first_row(self) -> str:
         """The first row of a task's tile."""
-        return "T.int64(0)" if self.tiles_m == 1 else f"(task // {_int64(self.tiles_n)} % {_int64(self.tiles_m)} * {self.tile_m})"
+        return "T.int64(0)" if self.tiles_m == 1 else f"(task // {_divisor(self.tiles_n)} % {_divisor(self.tiles_m)} * {self.tile_m})"
 
     def first_column(self) -> str:
         """The first column of a task's tile."""
-        return "T.int64(0)" if self.tiles_n == 1 else f"(task % {_int64(self.tiles_n)} * {self.tile_n})"
+        return "T.int64(0)" if self.tiles_n == 1 else f"(task % {_divisor(self.tiles_n)} * {self.tile_n})"
 
     def rows(self) -> Size:
         """How many rows a task's tile has."""
@@ -150,18 +152,19 @@ class Kernel:
         """The address of a value of the task's matrix."""
         index = ["T.int64(0)"] * len(operand.shape)
         inner: list[Size] = [self.tiles_m, self.tiles_n]
-        for size, place in reversed(list(zip(self.product.batch, operand.batch, strict=True))):
+        for i, (size, place) in reversed(list(enumerate(zip(self.product.batch, operand.batch, strict=True)))):
             if place is not None:
                 axis, shared = place
-                before = _int64(times(inner))
-                position = f"task // ({before}) % {_int64(size)}" if size != 1 else "T.int64(0)"
+                position = f"task // {_divisor(times(inner))}"
+                position += f" % {_divisor(size)}" if i else ""
+                position = position if size != 1 else "T.int64(0)"
                 index[axis] = f"({position}) // T.int64({shared})" if shared != 1 else position
             inner.insert(0, size)
         for axes, first in ((operand.rows, row), (operand.columns, column)):
             rest = first
             for axis in reversed(axes[1:]):
-                index[axis] = f"({rest}) % {_int64(operand.shape[axis])}"
-                rest = f"({rest}) // {_int64(operand.shape[axis])}"
+                index[axis] = f"({rest}) % {_divisor(operand.shape[axis])}"
+                rest = f"({rest}) // {_divisor(operand.shape[axis])}"
             if axes:
                 index[axes[0]] = rest
         return f"T.address_of({name}[{', '.join(index)}])"
@@ -198,6 +201,11 @@ def _int32(size: Size) -> str:
 
 def _int64(size: Size) -> str:
     return f"T.int64({size})" if isinstance(size, int) else f"({size})"
+
+
+def _divisor(size: Size) -> str:
+    """A tensor without values has no tasks, but TVM looks for divisions by 0 all the same."""
+    return f"T.int64({max(1, size)})" if isinstance(size, int) else f"T.max({size}, T.int64(1))"
 
 
 def _indented(lines: list[str]) -> list[str]:
