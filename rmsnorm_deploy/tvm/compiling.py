@@ -17,14 +17,15 @@ from rmsnorm_deploy.model.atomic import staging
 from rmsnorm_deploy.model.files import StrPath, output_path
 from rmsnorm_deploy.model.leftovers import temporary_folder
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.tvm.artefact import cubin, linking, weights
+from rmsnorm_deploy.tvm.artefact import carried, cubin, linking, weights
 from rmsnorm_deploy.tvm.artefact import description as describing
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
-from rmsnorm_deploy.tvm.targets.registry import GPUS
+from rmsnorm_deploy.tvm.targets import blas as libraries
+from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 from rmsnorm_deploy.tvm.targets.resolve import architectures, cpu_of, explain, resolve, triple_of
 from rmsnorm_deploy.tvm.tuning.log import TunedSchedules
 
@@ -41,6 +42,7 @@ class Compiled:
         norms: norms in the model.
         kernels: kernels that they share.
         tuned: kernels whose schedule is from a log of tuning; None without one.
+        blas: the library that computes products of matrices, or ``none`` and why.
         seconds: time taken.
     """
 
@@ -51,6 +53,7 @@ class Compiled:
     norms: int
     kernels: int
     tuned: int | None
+    blas: str
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,6 +71,7 @@ def compile(
     tuned: StrPath | None = None,
     arch: str | None = None,
     mtriple: str | None = None,
+    blas: str = libraries.OPENBLAS,
     told: Callable[[Compiled], None] | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
@@ -83,11 +87,15 @@ def compile(
         arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
         mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
+        blas: what computes products of matrices on the CPU: ``openblas``, the library of the package scipy-openblas32,
+            which goes into the folder; ``none``, loops of TVM's; or the path of a library with CBLAS's interface, which
+            the system has to find where the model runs. Without the package, or for a machine that it is not for,
+            ``openblas`` is ``none``, and the result says so.
         told: called with the result when the folder is in place; what it raises takes the folder away again.
 
     Raises:
-        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` exists, or a
-            folder cannot be made.
+        UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``blas`` is no such library,
+            ``output`` exists, or a folder cannot be made.
         ModelError: the model or the log cannot be read, or TVM cannot import or compile it.
         MissingEnvironment: there is no C++ compiler to link the library or it fails, no nvcc for ``cuda``, no ROCm for
             ``rocm``, or no space.
@@ -99,6 +107,7 @@ def compile(
     if target in GPUS and GPUS[target].kernels_beside:
         cubin.find_nvcc()
     linking.compiler(triple)
+    library, without = libraries.find(blas, triple) if target == CPU else (None, "a GPU computes them")
     if tuned is not None and len(gpus) > 1:
         raise UsageError(f"a log of tuning is about one GPU, and this is for {', '.join(gpus)}", "Add '--arch GPU'.")
     folder = output_path(output, folder=True)
@@ -108,7 +117,8 @@ def compile(
     imported = import_prepared(proto)
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
-        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
+        dump = None if dump_ir is None else Path(dump_ir)
+        module = pipeline.run(imported, resolved, dump, schedules, None if library is None else library.prefix)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
             executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
@@ -140,7 +150,9 @@ def compile(
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
-        linking.export(executable, made / LIBRARY, triple)
+        called = library if library is not None and _calls(module) else None
+        linking.export(executable, made / LIBRARY, triple, called)
+        description["blas"] = None if called is None else carried.save(called, made)
         description["library"] = describing.part(made / LIBRARY)
         description["weights"] = weights.save(values, made / WEIGHTS)
         files = (cubin.KERNELS, cubin.FUNCTIONS) if cuda_sources else ()
@@ -149,12 +161,19 @@ def compile(
         stage.publish(made, folder)
         used = None if schedules is None else schedules.used
         result = Compiled(
-            folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started
+            *(folder, target, description["mcpu"], triple, norms, kernels, used),
+            blas=f"none: {without}" if library is None else f"{library.path.name} {library.version}".strip(),
+            seconds=time.perf_counter() - started,
         )
         stage.settled = True
         if told is not None:
             told(result)
     return result
+
+
+def _calls(module: Any) -> bool:
+    """Whether a kernel calls BLAS."""
+    return any(v.name_hint.startswith("product_") for v in module.get_global_vars())
 
 
 def _check_free(folder: Path) -> None:

@@ -17,7 +17,7 @@ from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 LIBRARY = "model.so"
 WEIGHTS = "model.params"
 DESCRIPTION = "model.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 HEAD = 65536
 """Bytes at the beginning of a part that are hashed by themselves: they are checked where all of it would take long."""
@@ -149,6 +149,16 @@ def _is_value(value: Any) -> bool:
     return shape is None or _are(lambda dim: _is_text(dim) or _is_size(dim))(shape)
 
 
+def _is_blas(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or not _is_text(value.get("name")) or not _is_text(value.get("version")):
+        return False
+    plain = value["name"] not in ("", ".", "..", LIBRARY, WEIGHTS, DESCRIPTION) and "/" not in value["name"]
+    file = value.get("file", False)
+    return plain and (file is None or _is_part(file))
+
+
 def _are_weights(value: Any) -> bool:
     if not _is_part(value) or not _is_size(value.get("count")):
         return False
@@ -167,6 +177,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "outputs": _are(_is_value),
     "not_empty": _are(_is_text),
     "library": _is_part,
+    "blas": _is_blas,
     "weights": _are_weights,
     "kernel_files": lambda value: isinstance(value, dict) and all(map(_is_part, value.values())),
     "sha256": _is_text,

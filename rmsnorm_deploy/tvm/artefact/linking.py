@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.run import toolchain
+from rmsnorm_deploy.tvm.artefact import carried
+from rmsnorm_deploy.tvm.targets.blas import Blas
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
 
 
@@ -36,8 +39,8 @@ def compiler(triple: str) -> list[str]:
         ) from None
 
 
-def export(module: Any, path: Path, triple: str) -> None:
-    """Link ``module``, which TVM compiled for ``triple``, into the shared library ``path``.
+def export(module: Any, path: Path, triple: str, blas: Blas | None = None) -> None:
+    """Link ``module``, which TVM compiled for ``triple``, into the shared library ``path``, with the library it calls.
 
     Raises:
         MissingEnvironment: there is no C++ compiler, or it fails: it is not one for ``triple``, or there is no space.
@@ -47,15 +50,21 @@ def export(module: Any, path: Path, triple: str) -> None:
     shared = ["-shared", "-fPIC", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])]
 
     def link(output: str, objects: list[str], options: Sequence[str] = ()) -> None:
-        done = subprocess.run(
-            [*command, *shared, "-o", output, *objects, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            further = list(options)
+            if blas is not None:
+                source = Path(folder) / "one_thread.cpp"
+                source.write_text(carried.ONE_THREAD, encoding="utf-8")
+                further = [str(source), *further, *carried.linked(blas)]
+            done = subprocess.run(
+                [*command, *shared, "-o", output, *objects, *further],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError(done.stdout)
 
     try:
         module.export_library(str(path), fcompile=link)

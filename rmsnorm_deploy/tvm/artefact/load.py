@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError, last_line
 from rmsnorm_deploy.model.files import StrPath
-from rmsnorm_deploy.tvm.artefact import cubin, weights
+from rmsnorm_deploy.tvm.artefact import carried, cubin, weights
 from rmsnorm_deploy.tvm.artefact import description as describing
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, WEIGHTS
 from rmsnorm_deploy.tvm.targets.device import device_for
@@ -126,7 +126,10 @@ def load(path: StrPath, *, verify_weights: bool = True) -> CompiledModel:
     describing.require_whole(folder / WEIGHTS, description["weights"], hashed=verify_weights)
     for name, said in description["kernel_files"].items():
         describing.require_whole(folder / name, said)
-    library = _opened(folder / LIBRARY, description["library"])
+    beside = carried.name_of(description)
+    if beside is not None:
+        describing.require_whole(folder / beside, description["blas"]["file"])
+    library = _opened(folder / LIBRARY, description["library"], beside)
     if description["kernel_files"]:
         cubin.attach(library.imports[0], folder)
     machine = tvm.relax.VirtualMachine(library, device)
@@ -134,12 +137,13 @@ def load(path: StrPath, *, verify_weights: bool = True) -> CompiledModel:
     return CompiledModel(description, machine["main"], values, device)
 
 
-def _opened(path: Path, said: Mapping[str, Any]) -> Any:
+def _opened(path: Path, said: Mapping[str, Any], beside: str | None) -> Any:
     """The library at ``path``, also where another one was there when this process loaded it last.
 
     The system's loader goes by the path: asked for one that it knows, it answers with what it has. So it gets a copy,
     under a path that nobody used before; the weights, which are most of a model, are not in it. A library of which a
     part is missing or damaged would end the process, so the copy is compared with what ``said`` is known of it.
+    ``beside`` names the library that it looks for in its own folder.
     """
     if not path.is_file():
         raise ModelError(f"{path.parent} lacks {path.name}", "Copy the whole folder again, or compile it again.")
@@ -153,6 +157,8 @@ def _opened(path: Path, said: Mapping[str, Any]) -> Any:
             describing.require_whole(copy, said)
         except ModelError as error:
             raise ModelError(error.message.replace(str(copy), str(path)), error.hint) from None
+        if beside is not None:
+            (Path(folder) / beside).symlink_to(path.parent.absolute() / beside)
         try:
             return tvm.runtime.load_module(str(copy))
         except RuntimeError as error:

@@ -11,6 +11,7 @@ from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.tvm.passes.lower import lowered
+from rmsnorm_deploy.tvm.passes.products import lower_products
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
 from rmsnorm_deploy.tvm.schedules.norm import Norm
@@ -48,12 +49,19 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
     return lower
 
 
-def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
-    """Every pass for ``target``, in the order in which they run."""
+def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> list[Pass]:
+    """Every pass for ``target``, in the order in which they run.
+
+    Args:
+        target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
+        tuned: a norm's tuned schedule, or None for the default.
+        blas: what stands before the names of the BLAS library's functions; None without a library.
+    """
     t = relax.transform
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
+        *([] if blas is None else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
@@ -79,7 +87,9 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
     ]
 
 
-def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None) -> Any:
+def run(
+    module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None
+) -> Any:
     """``module`` through every pass.
 
     Args:
@@ -87,6 +97,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
         tuned: a norm's tuned schedule, or None for the default.
+        blas: see :func:`passes`.
 
     Raises:
         UsageError: ``dump`` cannot be written.
@@ -94,7 +105,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
     if dump is not None:
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
-        for number, (name, step) in enumerate(passes(target, tuned), 1):
+        for number, (name, step) in enumerate(passes(target, tuned, blas), 1):
             module = step(module)
             if dump is not None:
                 _write(module, dump / f"{number:02}_{name}.py")
