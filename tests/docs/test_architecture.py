@@ -59,10 +59,10 @@ recognise: __init__ match scopes element_types folding sameness long_vectors ori
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
 tvm: compiling __init__
-tvm/artefact: __init__ cubin description linking weights load
+tvm/artefact: __init__ arrays cubin description feeds linking weights load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
     matrices rotary shaping slicing convert
-tvm/passes: __init__ lower rest tidy pipeline
+tvm/passes: __init__ lower placing rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding

@@ -160,12 +160,17 @@ def _is_blas(value: Any) -> bool:
 
 
 def _are_weights(value: Any) -> bool:
-    if not _is_part(value) or not _is_size(value.get("count")):
-        return False
-    empty = value.get("empty", {})
-    return isinstance(empty, dict) and all(
-        isinstance(item, list) and len(item) == 2 and _are(_is_size)(item[0]) and _is_text(item[1])
-        for item in empty.values()
+    return _is_part(value) and _are(_is_placed)(value.get("tensors"))
+
+
+def _is_placed(value: Any) -> bool:
+    """Whether it is the shape, the type and the place of a weight."""
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and _are(_is_size)(value[0])
+        and _is_text(value[1])
+        and _is_size(value[2])
     )
 
 

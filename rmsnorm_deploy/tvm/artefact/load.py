@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import tvm
-from numpy.typing import NDArray
 
-from rmsnorm_deploy.errors import MissingEnvironment, ModelError, UsageError, last_line
+from rmsnorm_deploy.errors import MissingEnvironment, ModelError, last_line
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.tvm.artefact import carried, cubin, weights
 from rmsnorm_deploy.tvm.artefact import description as describing
+from rmsnorm_deploy.tvm.artefact.arrays import Array, numpy_dtype, numpy_of
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, WEIGHTS
+from rmsnorm_deploy.tvm.artefact.feeds import Feeds
 from rmsnorm_deploy.tvm.targets.device import device_for
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
-
-Array = NDArray[Any]
 
 
 class CompiledModel:
@@ -35,28 +32,42 @@ class CompiledModel:
         self.description = description
         self._main = main
         self._weights = weights
-        self._device = device
+        self._feeds = Feeds(description["inputs"], frozenset(description["not_empty"]), device)
+        self._outputs = [(o["name"], numpy_dtype(o["type"])) for o in description["outputs"]]
 
-    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model.
 
+        On a CPU nothing is copied: arrays are read where they are, and outputs are NumPy arrays in memory that TVM
+        made for them, which lives as long as they do and is nobody else's. Only an input with gaps between its rows,
+        of the other byte order, or whose elements lie across their natural places is copied. For a GPU, NumPy arrays
+        are copied there and outputs are copied back; see :meth:`tensors`.
+
         Args:
-            feeds: an array for each input, of exactly its type and of a shape that it allows.
+            feeds: for each input an array of exactly its type and of a shape that it allows: a NumPy array, anything
+                that NumPy makes an array of, or what has ``__dlpack__``, such as a tensor of PyTorch or CuPy. None is
+                changed.
 
         Raises:
             UsageError: an input is missing, unknown, or of another type or shape.
         """
-        inputs = self.description["inputs"]
-        unknown = sorted(set(feeds) - {i["name"] for i in inputs})
-        if unknown:
-            raise UsageError(
-                f"the model has no input '{unknown[0]}'", f"It has: {', '.join(i['name'] for i in inputs)}."
-            )
-        sizes: dict[str, int] = {}
-        not_empty = set(self.description["not_empty"])
-        values = [tvm.runtime.tensor(_checked(i, feeds, sizes, not_empty), self._device) for i in inputs]
-        results = self.run_tensors(*values)
-        return {o["name"]: r.numpy() for o, r in zip(self.description["outputs"], results, strict=True)}
+        results = self.run_tensors(*self._feeds.tensors(feeds))
+        return {n: numpy_of(r, dtype) for (n, dtype), r in zip(self._outputs, results, strict=True)}
+
+    def tensors(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model, and leave its outputs where they are: ``torch.from_dlpack(outputs[name])`` takes them there.
+
+        Args:
+            feeds: as for a call. What is on the model's device is taken in place, outputs of a call before among them.
+
+        Returns:
+            A ``tvm.runtime.Tensor`` on the model's device for each output.
+
+        Raises:
+            UsageError: as for a call.
+        """
+        results = self.run_tensors(*self._feeds.tensors(feeds))
+        return {name: result for (name, _), result in zip(self._outputs, results, strict=True)}
 
     def run_tensors(self, *inputs: Any) -> Sequence[Any]:
         """Run the model on TVM tensors that are on its device, without copies and without checks but TVM's own.
@@ -68,41 +79,23 @@ class CompiledModel:
             A new ``tvm.runtime.Tensor`` for each output, in their order.
         """
         results = self._main(*inputs, *self._weights)
-        return [results] if len(self.description["outputs"]) == 1 else list(results)
+        return [results] if len(self._outputs) == 1 else list(results)
 
 
-def _checked(wanted: dict[str, Any], feeds: Mapping[str, Array], sizes: dict[str, int], not_empty: Set[str]) -> Array:
-    name = wanted["name"]
-    if name not in feeds:
-        raise UsageError(f"input '{name}' is missing", f"Its type is {wanted['type']}, its shape {wanted['shape']}.")
-    value = np.asarray(feeds[name])
-    dtype = np.dtype(ml_dtypes.bfloat16 if wanted["type"] == "bfloat16" else wanted["type"])
-    if value.dtype != dtype:
-        raise UsageError(f"input '{name}' is {value.dtype}, not {dtype}", "Convert it before the call.")
-    shape = wanted["shape"]
-    if shape is not None:
-        fits = len(shape) == value.ndim
-        for dim, size in zip(shape, value.shape, strict=False):
-            expected = dim if isinstance(dim, int) else size if dim == "?" else sizes.setdefault(dim, size)
-            fits = fits and expected == size
-        if not fits:
-            raise UsageError(
-                f"input '{name}' has shape {list(value.shape)}, not {shape}", "Equal names are equal sizes."
-            )
-        labels = [f"{name}[{i}]" if d == "?" else d for i, d in enumerate(shape)]
-        empty = [label for label, size in zip(labels, value.shape, strict=True) if size == 0 and label in not_empty]
-        if empty:
-            raise UsageError(f"dimension '{empty[0]}' of input '{name}' is 0", "This model needs at least one of it.")
-    return np.asarray(value, order="C")  # ascontiguousarray would give a scalar a dimension
+ALWAYS_VERIFIED = 256 << 20
+"""Bytes of weights that are compared with their hash where the caller does not say otherwise."""
 
 
-def load(path: StrPath, *, verify_weights: bool = True) -> CompiledModel:
+def load(path: StrPath, *, verify_weights: bool | None = None) -> CompiledModel:
     """The model in a folder that :func:`rmsnorm_deploy.tvm.compile` wrote, for this process.
+
+    On a CPU the weights are mapped, not read: that takes no time, and all processes share their pages. So do not write
+    to the files of a folder while it is loaded; put another folder in its place.
 
     Args:
         path: the folder.
-        verify_weights: compare the weights with their hash, which takes about a second for 1 GiB; without it only
-            their size and their beginning are checked.
+        verify_weights: compare the weights with their hash, which reads them: about a second for 1 GiB. Where it is
+            False only their size and their beginning are compared, and so it is by default from 256 MiB on.
 
     Raises:
         ModelError: the folder is not one, or is incomplete or damaged.
@@ -123,6 +116,8 @@ def load(path: StrPath, *, verify_weights: bool = True) -> CompiledModel:
         )
     describing.require_unchanged(folder, description)
     device = device_for(description["target"])
+    if verify_weights is None:
+        verify_weights = description["weights"]["bytes"] <= ALWAYS_VERIFIED
     describing.require_whole(folder / WEIGHTS, description["weights"], hashed=verify_weights)
     for name, said in description["kernel_files"].items():
         describing.require_whole(folder / name, said)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError
-from rmsnorm_deploy.tvm.artefact.description import part
+from rmsnorm_deploy.tvm.artefact.arrays import WIDEST, numpy_dtype, numpy_of, tensor_on_cpu
+from rmsnorm_deploy.tvm.artefact.description import HEAD
 
 SMALLEST = 1024
-"""Bytes from which on a constant is a weight; smaller ones stay in the library, except for empty ones."""
+"""Bytes from which on a constant is a weight; smaller ones stay in the library, except for empty ones,
+which TVM cannot read back from there."""
+_BEGINNING = b"rmsnorm_deploy weights\n"
 ATTRIBUTE = "rmsnorm_deploy.weights"
 """A module's attribute: the weights, in the order of the arguments that follow the inputs of ``main``."""
 
@@ -33,34 +39,63 @@ def of(module: Any) -> list[Any]:
 
 
 def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
-    """Write ``values``; the result, their number, the file's size and hashes, is what :func:`load` needs to know.
-
-    Empty ones are only described: TVM cannot read those that it writes.
+    """Write ``values``, as they lie in memory; the result is what :func:`load` needs to know.
 
     Raises:
         MissingEnvironment: there is no space.
     """
+    tensors: list[list[Any]] = []
+    end = 0
+    whole, head = hashlib.sha256(), hashlib.sha256()
     try:
-        tvm.runtime.save_param_dict_to_file({str(i): v for i, v in enumerate(values) if _size(v)}, str(path))
-    except RuntimeError as error:
-        raise MissingEnvironment(f"{path.name}, the weights, cannot be written", "Free some space.") from error
-    empty = {str(i): [list(v.shape), str(v.dtype)] for i, v in enumerate(values) if not _size(v)}
-    return {"count": len(values), **part(path)} | ({"empty": empty} if empty else {})
+        with path.open("wb") as file:
+
+            def put(data: Any) -> None:
+                nonlocal end
+                file.write(data)
+                whole.update(data)
+                head.update(data[: max(0, HEAD - end)])
+                end += len(data)
+
+            put(_BEGINNING)
+            for value in values:
+                put(bytes(-end % WIDEST))
+                tensors.append([list(map(int, value.shape)), str(value.dtype), end])
+                if _size(value):
+                    put(numpy_of(value).reshape(-1).view(np.uint8).data)
+    except OSError as error:
+        raise MissingEnvironment(
+            f"{path.name}, the weights, cannot be written: {error.strerror}", "Free some space."
+        ) from error
+    return {
+        "count": len(tensors),
+        "tensors": tensors,
+        "bytes": end,
+        "sha256": whole.hexdigest(),
+        "head_sha256": head.hexdigest(),
+    }
 
 
 def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:
     """What :func:`save` wrote, on ``device``.
 
+    On a CPU the file is mapped: the system reads what is used, when it is used, once for all processes.
+
     Raises:
-        ModelError: the file holds no weights, or others.
+        ModelError: the file holds other weights.
     """
     try:
-        found = dict(tvm.runtime.load_param_dict_from_file(str(path)))
-        found |= {i: tvm.runtime.empty(shape, dtype) for i, (shape, dtype) in saved.get("empty", {}).items()}
-        values = [found[str(i)] for i in range(saved["count"])]
-    except (RuntimeError, ValueError, KeyError) as error:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        values = [_placed(mapped, *tensor) for tensor in saved["tensors"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} holds no weights", "Copy the whole folder again, or compile it again.") from error
     return [v if device.dlpack_device_type() == v.device.dlpack_device_type() else v.copyto(device) for v in values]
+
+
+def _placed(mapped: Any, shape: list[int], dtype: str, offset: int) -> Any:
+    kind = numpy_dtype(dtype)
+    return tensor_on_cpu(np.frombuffer(mapped, kind, math.prod(shape), offset).reshape(shape))
 
 
 def _size(value: Any) -> int:

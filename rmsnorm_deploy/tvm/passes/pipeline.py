@@ -11,6 +11,7 @@ from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.tvm.passes.lower import lowered
+from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
@@ -71,8 +72,9 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("fuse_kernels", t.FuseTIR()),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
         ("drop_unused_functions", t.DeadCodeElimination(["main"])),
-        *([] if gpu is None else [("schedule_rest", schedule_rest(gpu))]),
         ("to_non_dataflow", t.ToNonDataflow()),
+        ("own_results", own_results),
+        ("arguments_anywhere", arguments_anywhere) if gpu is None else ("schedule_rest", schedule_rest(gpu)),
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
