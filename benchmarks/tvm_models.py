@@ -159,7 +159,9 @@ def numbers(text: str) -> list[int]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tvm_models", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tvm_models", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the records to this file")
     parser.add_argument("--summary", type=Path, nargs="+", metavar="FILE", help="measure nothing, summarise these")
     parser.add_argument("--markdown", action="store_true", help="the summary as a table for benchmarks/README.md")
@@ -184,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for threads in chosen.threads:
                 part = Path(folder) / f"{threads}.json"
                 command = [sys.executable, "-m", "benchmarks.tvm_models", *given]
-                subprocess.run([*command, "--threads", str(threads), "--json", str(part)], check=True, stdout=sys.stderr)
+                subprocess.run(
+                    [*command, "--threads", str(threads), "--json", str(part)], check=True, stdout=sys.stderr
+                )
                 records += json.loads(part.read_text())
     else:
         records = measured(chosen)

@@ -26,7 +26,8 @@ def decoder(dtype: str, *, past: bool) -> ModelProto:
     angles = np.outer(np.arange(LONGEST), 1e6 ** (-np.arange(0, SIZE, 2) / SIZE))
     table = np.concatenate([angles, angles], 1)
     cos, sin = (
-        op("Unsqueeze", op("Gather", w.constant(values), positions), w.ints(1)) for values in (np.cos(table), np.sin(table))
+        op("Unsqueeze", op("Gather", w.constant(values), positions), w.ints(1))
+        for values in (np.cos(table), np.sin(table))
     )
     before = [w.input(f"past_{i}_{kind}", (1, GROUPS, "past", SIZE)) for i in range(LAYERS) for kind in "kv" if past]
     total = op("Gather", op("Shape", tokens), w.constant(1, "int64"))
@@ -76,4 +77,3 @@ def _norm(w: Writer, x: str) -> str:
     value = w.op("Mul", wide, inverse)
     value = value if w.dtype == "float32" else w.op("Cast", value, to=10)
     return w.op("Mul", w.constant(np.ones(HIDDEN)), value)
-

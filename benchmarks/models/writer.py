@@ -51,7 +51,7 @@ class Writer:
         return self.constant(self._random.standard_normal(shape, np.float32) / np.sqrt(inner))
 
     def linear(self, x: str, inputs: int, outputs: int, *, bias: bool) -> str:
-        """x W + b, W as (inputs, outputs): what exporters make of a linear layer."""
+        """X W + b, W as (inputs, outputs): what exporters make of a linear layer."""
         y = self.op("MatMul", x, self.weight(inputs, outputs))
         return self.op("Add", self.constant(self._random.standard_normal(outputs) / 10), y) if bias else y
 
@@ -60,7 +60,7 @@ class Writer:
         return self.op("LayerNormalization", x, ones, zeros, axis=-1, epsilon=1e-5)
 
     def gelu(self, x: str) -> str:
-        """x (1 + erf(x / sqrt 2)) / 2, as exporters write it."""
+        """X (1 + erf(x / sqrt 2)) / 2, as exporters write it."""
         inner = self.op("Erf", self.op("Div", x, self.constant(np.sqrt(2.0))))
         return self.op("Mul", self.op("Mul", x, self.op("Add", inner, self.constant(1.0))), self.constant(0.5))
 

@@ -59,14 +59,15 @@ recognise: __init__ match scopes element_types folding sameness long_vectors ori
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
 tvm: compiling __init__
-tvm/artefact: __init__ arrays cubin description feeds linking weights load
+tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
     matrices rotary shaping slicing convert
-tvm/passes: __init__ lower placing rest tidy pipeline
-tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
-    gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+tvm/passes: __init__ lower placing rest tidy views products pipeline
+tvm/schedules: __init__ norm cpu gpu products products/product arguments protocol products/cblas values cpu/writer
+    gpu/values cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed
+    cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
-tvm/targets: __init__ gpu gpus machines gpus/* registry device resolve
+tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search
 """
 

@@ -62,7 +62,11 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
-        *([] if blas is None else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]),
+        *(
+            []
+            if blas is None
+            else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]
+        ),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
@@ -89,9 +93,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     ]
 
 
-def run(
-    module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None
-) -> Any:
+def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None) -> Any:
     """``module`` through every pass.
 
     Args:

@@ -129,7 +129,12 @@ def _product(dtype: str, result: list[Any], left: View, right: View) -> Product 
     c_columns = () if vectors[1] else (rank + (0 if vectors[0] else 1),)
     c_batch: tuple[tuple[int, int] | None, ...] = tuple((i, 1) for i in range(rank))
     plain = tuple((i, 1) for i in range(len(left.sizes)))
-    if not vectors[0] and all(place is None for place in b_batch) and left.axes == plain and len(left.sizes) == rank + 2:
+    if (
+        not vectors[0]
+        and all(place is None for place in b_batch)
+        and left.axes == plain
+        and len(left.sizes) == rank + 2
+    ):
         # every matrix meets the same one: all rows together are one matrix
         a_rows = c_rows = tuple(range(rank + 1))
         batch, a_batch, b_batch, c_batch = (), (), (), ()

@@ -134,7 +134,11 @@ class Kernel:
 
     def first_row(self) -> str:
         """The first row of a task's tile."""
-        return "T.int64(0)" if self.tiles_m == 1 else f"(task // {_divisor(self.tiles_n)} % {_divisor(self.tiles_m)} * {self.tile_m})"
+        return (
+            "T.int64(0)"
+            if self.tiles_m == 1
+            else f"(task // {_divisor(self.tiles_n)} % {_divisor(self.tiles_m)} * {self.tile_m})"
+        )
 
     def first_column(self) -> str:
         """The first column of a task's tile."""
@@ -146,7 +150,9 @@ class Kernel:
 
     def columns(self) -> Size:
         """How many columns a task's tile has."""
-        return self.n if self.tiles_n == 1 else f"T.min(T.int64({self.tile_n}), {_int64(self.n)} - {self.first_column()})"
+        return (
+            self.n if self.tiles_n == 1 else f"T.min(T.int64({self.tile_n}), {_int64(self.n)} - {self.first_column()})"
+        )
 
     def at(self, name: str, operand: Operand, row: str = "T.int64(0)", column: str = "T.int64(0)") -> str:
         """The address of a value of the task's matrix."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 Size = int | str
@@ -58,7 +59,7 @@ class Operand:
     def possible(self) -> bool:
         """Whether BLAS can read it where it lies: rows or columns have neighbours side by side."""
         last = len(self.shape) - 1
-        merged = all(b == a + 1 for axes in (self.rows, self.columns) for a, b in zip(axes, axes[1:], strict=False))
+        merged = all(b == a + 1 for axes in (self.rows, self.columns) for a, b in itertools.pairwise(axes))
         return merged and (last in self.rows or last in self.columns or not (self.rows or self.columns))
 
 
