@@ -24,6 +24,7 @@ from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
+from rmsnorm_deploy.tvm.steps import Steps, Told
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import architectures, cpu_of, explain, resolve, triple_of
 from rmsnorm_deploy.tvm.tuning.log import TunedSchedules
@@ -42,6 +43,7 @@ class Compiled:
         kernels: kernels that they share.
         tuned: kernels whose schedule is from a log of tuning; None without one.
         seconds: time taken.
+        timings: of that, in each step, in their order.
     """
 
     path: Path
@@ -52,10 +54,16 @@ class Compiled:
     kernels: int
     tuned: int | None
     seconds: float
+    timings: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-        return dataclasses.asdict(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)}
+        timings = {name: round(seconds, 3) for name, seconds in self.timings.items()}
+        return dataclasses.asdict(self) | {
+            "path": str(self.path),
+            "seconds": round(self.seconds, 3),
+            "timings": timings,
+        }
 
 
 def compile(
@@ -69,6 +77,7 @@ def compile(
     arch: str | None = None,
     mtriple: str | None = None,
     told: Callable[[Compiled], None] | None = None,
+    progress: Told | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
@@ -84,6 +93,8 @@ def compile(
         mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
         told: called with the result when the folder is in place; what it raises takes the folder away again.
+        progress: called when each step begins, with its name, how many are done, and how many there are; at the end
+            the name is empty.
 
     Raises:
         UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``output`` exists, or a
@@ -104,11 +115,17 @@ def compile(
     folder = output_path(output, folder=True)
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
-    proto = prepared(model)
-    imported = import_prepared(proto)
+    steps = Steps((_READ, _IMPORT, *(name for name, _ in pipeline.passes(resolved)), *_AFTER_PASSES), progress)
+    steps.begin(_READ)
+    ready = prepared(model)
+    steps.begin(_IMPORT)
+    proto, imported = ready.proto, import_prepared(ready)
+    del ready
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
-        module = pipeline.run(imported, resolved, None if dump_ir is None else Path(dump_ir), schedules)
+        dump = None if dump_ir is None else Path(dump_ir)
+        module = pipeline.run(imported, resolved, dump, schedules, steps.begin)
+        steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
             executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
@@ -137,24 +154,33 @@ def compile(
     with staging(folder) as stage:
         made = stage.folder / "made"
         made.mkdir()
+        steps.begin(_LINK)
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
         linking.export(executable, made / LIBRARY, triple)
+        steps.begin(_WRITE)
         description["library"] = describing.part(made / LIBRARY)
         description["weights"] = weights.save(values, made / WEIGHTS)
         files = (cubin.KERNELS, cubin.FUNCTIONS) if cuda_sources else ()
         description["kernel_files"] = {name: describing.part(made / name) for name in files}
         describing.write(made, description)
         stage.publish(made, folder)
+        steps.finish()
         used = None if schedules is None else schedules.used
         result = Compiled(
-            folder, target, description["mcpu"], triple, norms, kernels, used, time.perf_counter() - started
+            *(folder, target, description["mcpu"], triple, norms, kernels, used),
+            seconds=time.perf_counter() - started,
+            timings=steps.seconds,
         )
         stage.settled = True
         if told is not None:
             told(result)
     return result
+
+
+_READ, _IMPORT, _BUILD, _LINK, _WRITE = "read_and_fuse", "import", "compile_kernels", "write_library", "write_weights"
+_AFTER_PASSES = (_BUILD, _LINK, _WRITE)
 
 
 def _check_free(folder: Path) -> None:

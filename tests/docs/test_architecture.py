@@ -36,8 +36,9 @@ ROOMS = {
     "tvm/passes": {"tvm/schedules", "tvm/targets"},
     "tvm/artefact": {"tvm/targets"},
     "tvm/tuning": {"tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/targets"},
+    "tvm/steps": set(),
     "tvm/compiling": {
-        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
+        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/steps", "tvm/targets", "tvm/tuning"),
     },
 }
 FREE = {"cli", "__init__", "__main__"}
@@ -58,10 +59,10 @@ recognise: __init__ match scopes element_types folding sameness long_vectors ori
     normalised output statistic reduction variance grammar ending engine
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
-tvm: compiling __init__
+tvm: steps compiling __init__
 tvm/artefact: __init__ arrays cubin description feeds linking weights load
-tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
-    matrices rotary shaping slicing convert
+tvm/importer: __init__ dtypes table expand operator large norms sixteen_bits prepare attention fitting gathering
+    layer_norm matrices rotary shaping slicing convert
 tvm/passes: __init__ lower placing rest tidy pipeline
 tvm/schedules: __init__ norm cpu gpu arguments protocol values cpu/writer gpu/values cpu/any_size cpu/columns cpu/rows
     gpu/grid cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry

@@ -81,7 +81,13 @@ def passes(target: Any, tuned: Tuned | None = None) -> list[Pass]:
     ]
 
 
-def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None) -> Any:
+def run(
+    module: Any,
+    target: Any,
+    dump: Path | None = None,
+    tuned: Tuned | None = None,
+    step_begins: Callable[[str], None] = lambda _name: None,
+) -> Any:
     """``module`` through every pass.
 
     Args:
@@ -89,6 +95,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
         tuned: a norm's tuned schedule, or None for the default.
+        step_begins: called with the name of each pass before it runs.
 
     Raises:
         UsageError: ``dump`` cannot be written.
@@ -97,6 +104,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
         for number, (name, step) in enumerate(passes(target, tuned), 1):
+            step_begins(name)
             module = step(module)
             if dump is not None:
                 _write(module, dump / f"{number:02}_{name}.py")
