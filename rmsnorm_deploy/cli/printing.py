@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rmsnorm_deploy.cli.signals import finished
@@ -61,6 +63,29 @@ def add_row(table: Any, *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(clean(c)) for c in cells))
+
+
+@contextlib.contextmanager
+def progress_bar(first: str, *, shown: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress bar on stderr, and nothing where that is no terminal.
+
+    Args:
+        first: what is said until something else is.
+        shown: whether there is to be one at all.
+
+    Yields:
+        What is to be called with words, how much is done, and how much there is; None where there is no bar.
+    """
+    if not (shown and sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(file=sys.stderr, markup=False, highlight=False), transient=True) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda words, done, total: bar.update(task, total=total, completed=done, description=clean(words))
 
 
 def settle() -> None:

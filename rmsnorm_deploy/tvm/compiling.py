@@ -24,6 +24,7 @@ from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
 from rmsnorm_deploy.tvm.passes import pipeline
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
+from rmsnorm_deploy.tvm.steps import Steps, Told
 from rmsnorm_deploy.tvm.targets import blas as libraries
 from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 from rmsnorm_deploy.tvm.targets.resolve import architectures, cpu_of, explain, resolve, triple_of
@@ -44,6 +45,7 @@ class Compiled:
         tuned: kernels whose schedule is from a log of tuning; None without one.
         blas: the library that computes products of matrices, or ``none`` and why.
         seconds: time taken.
+        timings: of that, in each step, in their order.
     """
 
     path: Path
@@ -55,10 +57,16 @@ class Compiled:
     tuned: int | None
     blas: str
     seconds: float
+    timings: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-        return dataclasses.asdict(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)}
+        timings = {name: round(seconds, 3) for name, seconds in self.timings.items()}
+        return dataclasses.asdict(self) | {
+            "path": str(self.path),
+            "seconds": round(self.seconds, 3),
+            "timings": timings,
+        }
 
 
 def compile(
@@ -73,6 +81,7 @@ def compile(
     mtriple: str | None = None,
     blas: str = libraries.OPENBLAS,
     told: Callable[[Compiled], None] | None = None,
+    progress: Told | None = None,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
@@ -92,6 +101,8 @@ def compile(
             the system has to find where the model runs. Without the package, or for a machine that it is not for,
             ``openblas`` is ``none``, and the result says so.
         told: called with the result when the folder is in place; what it raises takes the folder away again.
+        progress: called when each step begins, with its name, how many are done, and how many there are; at the end
+            the name is empty.
 
     Raises:
         UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``blas`` is no such library,
@@ -113,12 +124,19 @@ def compile(
     folder = output_path(output, folder=True)
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
-    proto = prepared(model)
-    imported = import_prepared(proto)
+    prefix = None if library is None else library.prefix
+    names = (name for name, _ in pipeline.passes(resolved, blas=prefix))
+    steps = Steps((_READ, _IMPORT, *names, *_AFTER_PASSES), progress)
+    steps.begin(_READ)
+    ready = prepared(model)
+    steps.begin(_IMPORT)
+    proto, imported = ready.proto, import_prepared(ready)
+    del ready
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         dump = None if dump_ir is None else Path(dump_ir)
-        module = pipeline.run(imported, resolved, dump, schedules, None if library is None else library.prefix)
+        module = pipeline.run(imported, resolved, dump, schedules, prefix, steps.begin)
+        steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
             executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
@@ -147,11 +165,13 @@ def compile(
     with staging(folder) as stage:
         made = stage.folder / "made"
         made.mkdir()
+        steps.begin(_LINK)
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
         called = library if library is not None and _calls(module) else None
         linking.export(executable, made / LIBRARY, triple, called)
+        steps.begin(_WRITE)
         description["blas"] = None if called is None else carried.save(called, made)
         description["library"] = describing.part(made / LIBRARY)
         description["weights"] = weights.save(values, made / WEIGHTS)
@@ -159,11 +179,13 @@ def compile(
         description["kernel_files"] = {name: describing.part(made / name) for name in files}
         describing.write(made, description)
         stage.publish(made, folder)
+        steps.finish()
         used = None if schedules is None else schedules.used
         result = Compiled(
             *(folder, target, description["mcpu"], triple, norms, kernels, used),
             blas=f"none: {without}" if library is None else f"{library.path.name} {library.version}".strip(),
             seconds=time.perf_counter() - started,
+            timings=steps.seconds,
         )
         stage.settled = True
         if told is not None:
@@ -174,6 +196,10 @@ def compile(
 def _calls(module: Any) -> bool:
     """Whether a kernel calls BLAS."""
     return any(v.name_hint.startswith("product_") for v in module.get_global_vars())
+
+
+_READ, _IMPORT, _BUILD, _LINK, _WRITE = "read_and_fuse", "import", "compile_kernels", "write_library", "write_weights"
+_AFTER_PASSES = (_BUILD, _LINK, _WRITE)
 
 
 def _check_free(folder: Path) -> None:

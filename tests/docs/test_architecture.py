@@ -58,10 +58,10 @@ recognise: __init__ match scopes element_types folding sameness long_vectors ori
     normalised output statistic reduction variance grammar ending engine
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
-tvm: compiling __init__
+tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
-tvm/importer: __init__ dtypes table expand operator norms sixteen_bits prepare attention fitting gathering layer_norm
-    matrices rotary shaping slicing convert
+tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
+    layer_norm matrices rotary shaping slicing convert
 tvm/passes: __init__ lower placing rest tidy views products pipeline
 tvm/schedules: __init__ norm cpu gpu products products/product arguments protocol products/cblas values cpu/writer
     gpu/values cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed

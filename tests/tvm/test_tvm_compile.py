@@ -1,6 +1,8 @@
 """Whole models compiled, and run by a process that knows nothing else of them."""
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -318,3 +320,48 @@ def test_the_command(small, tmp_path, capfd):
     assert (tmp_path / "ir" / "01_lower_norms.py").exists()
     assert main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "d"), "--mcpu", "abacus"]) == 2
     assert "knows no CPU 'abacus'" in capfd.readouterr().err
+
+
+def test_where_time_goes_is_known(small, tmp_path, capfd):
+    steps = []
+    made = tvm.compile(small / "m.onnx", output=tmp_path / "c", progress=lambda *step: steps.append(step))
+    assert list(made.timings) == [name for name, _, _ in steps[:-1]]
+    assert [done for _, done, _ in steps] == list(range(len(steps)))
+    assert steps[-1] == ("", len(made.timings), len(made.timings))
+    assert {total for _, _, total in steps} == {len(made.timings)}
+    assert list(made.timings)[:3] == ["read_and_fuse", "import", "lower_norms"]
+    assert list(made.timings)[-3:] == ["compile_kernels", "write_library", "write_weights"]
+    assert 0.8 * made.seconds < sum(made.timings.values()) <= made.seconds
+    assert capfd.readouterr() == ("", "")  # the library itself says nothing
+    assert main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "d"), "--timings"]) == 0
+    out, err = capfd.readouterr()
+    assert "compile kernels" in out
+    assert "100%" in out
+    assert "lower norms" not in err
+    assert main(["compile", str(small / "m.onnx"), "-o", str(tmp_path / "e"), "--timings", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["timings"].keys() == made.timings.keys()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("where", ["terminal", "pipe"])
+def test_a_progress_bar_on_a_terminal_only(small, tmp_path, where):
+    import pty
+
+    reader, writer = pty.openpty() if where == "terminal" else os.pipe()
+    command = [sys.executable, "-m", "rmsnorm_deploy", "compile", small / "m.onnx", "-o", tmp_path / "c"]
+    with subprocess.Popen(
+        command, stderr=writer, stdout=subprocess.PIPE, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(writer)
+        said = b""
+        with contextlib.suppress(OSError):  # a terminal's end of file
+            while chunk := os.read(reader, 65536):
+                said += chunk
+        os.close(reader)
+        out = process.stdout.read()
+    assert process.returncode == 0
+    assert b"\x1b" not in out
+    assert (b"\x1b[" in said) == (where == "terminal")
+    assert (b"lower_norms" in said or b"compile_kernels" in said) == (where == "terminal")
+    assert b"took" in said

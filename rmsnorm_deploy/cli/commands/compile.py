@@ -10,7 +10,7 @@ import typer
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
-from rmsnorm_deploy.cli.printing import print_json, say, settle, show
+from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, settle, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS
 
@@ -33,6 +33,7 @@ def command(
     tuned: Annotated[
         Path | None, typer.Option("--tuned", metavar="LOG", help="Schedules that the command tune has found.")
     ] = None,
+    timings: Annotated[bool, typer.Option("--timings", help="Show what each step took.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile MODEL with TVM into a folder that rmsnorm_deploy.tvm.load runs without the model."""
@@ -45,9 +46,12 @@ def command(
                 print_json(made.to_dict())
             else:
                 show(_in_words(made, mtriple, arch))
+                if timings:
+                    _show_timings(made)
             settle()
 
         to_other.enter_context(to_stderr())
+        progress = to_other.enter_context(progress_bar("reading", shown=not as_json))
         made = tvm.compile(
             *(model, target, mcpu),
             output=output,
@@ -56,12 +60,21 @@ def command(
             arch=arch,
             mtriple=mtriple,
             told=told,
+            progress=progress,
         )
     if made.tuned is not None:
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
     say(f"took {made.seconds:.2f} s")
+
+
+def _show_timings(made: tvm.Compiled) -> None:
+    table = table_of("step", "seconds", "share", right=("seconds", "share"))
+    rest = made.seconds - sum(made.timings.values())
+    for name, seconds in [*made.timings.items(), ("everything else", rest), ("all", made.seconds)]:
+        add_row(table, name.replace("_", " "), f"{seconds:.3f}", f"{seconds / made.seconds:.0%}")
+    show(table)
 
 
 def _in_words(made: tvm.Compiled, mtriple: str | None, arch: str | None) -> str:

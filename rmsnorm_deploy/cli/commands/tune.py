@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
-from rmsnorm_deploy.cli.printing import add_row, clean, print_json, say, show, table_of
+from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.errors import UsageError
 
@@ -62,7 +60,7 @@ def command(
         say("note: kernels are compiled for this machine's CPU; --mcpu names the devices' where it is another")
     path = Path(f"{model.stem}.tuning.json") if log is None else log
     try:
-        with to_stderr(), _bar(shown=sys.stderr.isatty() and not as_json) as advance:
+        with to_stderr(), progress_bar("importing", shown=not as_json) as update:
             found = tvm.tune(
                 model,
                 target,
@@ -75,7 +73,7 @@ def command(
                 rows=counts,
                 trials=trials,
                 seconds=seconds,
-                progress=advance,
+                progress=None if update is None else _advance(update),
             )
     except KeyboardInterrupt:
         if path.exists():
@@ -133,23 +131,11 @@ def _parameters(schedule: dict[str, int]) -> str:
     return ", ".join(f"{k} {v}" for k, v in schedule.items())
 
 
-@contextlib.contextmanager
-def _bar(*, shown: bool) -> Iterator[Any]:
-    """A progress bar on stderr; yields what is to be called with the progress, or None."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
+def _advance(update: Callable[[str, int, int], None]) -> Callable[[Any], None]:
+    """What is to be called with the progress of the search."""
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(file=sys.stderr, markup=False, highlight=False), transient=True) as bar:
-        task = bar.add_task("importing", total=None)
+    def advance(step: Any) -> None:
+        lost = f", {step.lost} lost" if step.lost else ""
+        update(f"{step.norm}: {step.outcome}{lost}", step.done, step.total)
 
-        def advance(step: Any) -> None:
-            lost = f", {step.lost} lost" if step.lost else ""
-            words = Text(f"{step.norm}: {step.outcome}{lost}").plain
-            bar.update(task, total=step.total, completed=step.done, description=clean(words))
-
-        yield advance
+    return advance

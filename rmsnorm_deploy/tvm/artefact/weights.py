@@ -6,6 +6,7 @@ import hashlib
 import math
 import mmap
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,17 @@ def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
     """
     tensors: list[list[Any]] = []
     end = 0
-    whole, head = hashlib.sha256(), hashlib.sha256()
+    head, whole = hashlib.sha256(), hashlib.sha256()
     try:
-        with path.open("wb") as file:
+        # hashing takes as long as writing, and neither needs the interpreter
+        with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
 
             def put(data: Any) -> None:
                 nonlocal end
-                file.write(data)
-                whole.update(data)
+                hashed = hashing.submit(whole.update, data)
                 head.update(data[: max(0, HEAD - end)])
+                file.write(data)
+                hashed.result()
                 end += len(data)
 
             put(_BEGINNING)
@@ -67,13 +70,8 @@ def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
         raise MissingEnvironment(
             f"{path.name}, the weights, cannot be written: {error.strerror}", "Free some space."
         ) from error
-    return {
-        "count": len(tensors),
-        "tensors": tensors,
-        "bytes": end,
-        "sha256": whole.hexdigest(),
-        "head_sha256": head.hexdigest(),
-    }
+    said = {"bytes": end, "sha256": whole.hexdigest(), "head_sha256": head.hexdigest()}
+    return {"count": len(tensors), "tensors": tensors, **said}
 
 
 def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:

@@ -19,9 +19,10 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.versions import version_of
 from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
+from rmsnorm_deploy.tvm.importer.large import NODE
 from rmsnorm_deploy.tvm.importer.layer_norm import layer_normalization
 from rmsnorm_deploy.tvm.importer.operator import Operator
-from rmsnorm_deploy.tvm.importer.prepare import PREFIX, prepared
+from rmsnorm_deploy.tvm.importer.prepare import PREFIX, Prepared, prepared
 from rmsnorm_deploy.tvm.importer.rotary import contrib_rotary_embedding, rotary_embedding
 from rmsnorm_deploy.tvm.importer.sixteen_bits import calculated_wide
 from rmsnorm_deploy.tvm.sizes.dimensions import Dimensions
@@ -51,11 +52,12 @@ def import_onnx(model: StrPath | ModelProto | ir.Model) -> Any:
     return import_prepared(prepared(model))
 
 
-def import_prepared(proto: ModelProto) -> Any:
-    """A model from :func:`rmsnorm_deploy.tvm.importer.prepare.prepared` as a Relax module.
+def import_prepared(model: Prepared) -> Any:
+    """A model from :func:`rmsnorm_deploy.tvm.importer.prepare.prepared` as a Relax module; they share the weights.
 
     The module's attribute ``POSITIVE`` names the inputs' dimensions that must not be 0.
     """
+    proto, weights = model.proto, model.weights
     opset, version = opset_of(proto), version_of({o.domain: o.version for o in proto.opset_import})
     dims, told = Dimensions(), input_shapes(proto)
     for shape in told.shapes.values():
@@ -63,6 +65,7 @@ def import_prepared(proto: ModelProto) -> Any:
     converters = {PREFIX + name: _without_custom(function) for name, function in norms.converters(version).items()}
     converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
     converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
+    converters[NODE] = lambda _bb, _inputs, attr: relax.const(weights[attr["index"]])
     with (
         table.extended(converters, _around(dims, opset), opset) as printed,
         _tensors(proto),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.inliner
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.model.calls import require_bounded
-from rmsnorm_deploy.model.external import external_tensors, weights_folder
+from rmsnorm_deploy.model.external import weights_folder
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.model.graphs import AI_ONNX, nodes_of
 from rmsnorm_deploy.op import DOMAIN, Op
 from rmsnorm_deploy.op.versions import newest
 from rmsnorm_deploy.tvm.importer import table
 from rmsnorm_deploy.tvm.importer.expand import expanded
+from rmsnorm_deploy.tvm.importer.large import NODE, taken_out
 
 CONTRIB = "com.microsoft"
 PREFIX = "RmsNormDeploy_"
@@ -54,14 +57,28 @@ _READABLE: dict[str, tuple[int, ...]] = {
 """Places of the outputs of a norm that are not a statistic."""
 
 
-def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
-    """A fused copy of ``model`` that holds its weights, with every norm renamed to ``PREFIX`` + its name.
+@dataclasses.dataclass
+class Prepared:
+    """A model as TVM's importer can read it.
+
+    Attributes:
+        proto: the fused model, with every norm renamed to ``PREFIX`` + its name.
+        weights: its large weights, as TVM's tensors; a node of :data:`~rmsnorm_deploy.tvm.importer.large.NODE` stands
+            for each.
+    """
+
+    proto: ModelProto
+    weights: list[Any]
+
+
+def prepared(model: StrPath | ModelProto | ir.Model) -> Prepared:
+    """A fused copy of ``model`` for :func:`rmsnorm_deploy.tvm.importer.convert.import_prepared`.
 
     Raises:
         ModelError: the model cannot be read or fused, or has operators that TVM cannot convert; all are named.
         UsageError: the weights are in files of an unknown folder.
     """
-    proto = _fused(model)
+    proto, weights = _fused(model)
     # ours would be inlined as well, and are to stay one operator
     kept = [f for f in proto.functions if not (f.domain == DOMAIN and f.name in {op.value for op in Op})]
     del proto.functions[:]
@@ -82,7 +99,7 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
             node.op_type, node.domain = PREFIX + NORMS[node.domain, node.op_type], DOMAIN
         elif (node.domain, node.op_type) in OWN:
             node.op_type, node.domain = PREFIX + OWN[node.domain, node.op_type], DOMAIN
-        elif not _convertible(node):
+        elif node.op_type != NODE and not _convertible(node):
             refused.append(_place(node))
     if refused:
         raise ModelError(
@@ -92,21 +109,18 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> ModelProto:
     _write_out_scalars(proto.graph)
     if DOMAIN not in {o.domain for o in proto.opset_import}:
         proto.opset_import.append(helper.make_opsetid(DOMAIN, newest()))
-    return proto
+    return Prepared(proto, weights)
 
 
-def _fused(model: StrPath | ModelProto | ir.Model) -> ModelProto:
+def _fused(model: StrPath | ModelProto | ir.Model) -> tuple[ModelProto, list[Any]]:
     result, _ = fuse(model)
     if isinstance(result, ir.Model):
         result = ir.to_proto(result)
-    copy = ModelProto()
-    copy.CopyFrom(result)
-    if next(iter(external_tensors(copy)), None) is not None:
-        folder = _folder(model)
-        if folder is None:
-            raise UsageError("the model's weights are in files of an unknown folder", "Give the model's path instead.")
-        onnx.external_data_helper.load_external_data_for_model(copy, str(folder))
-    return copy
+    if isinstance(model, ModelProto | ir.Model):  # what is fused may share tensors with what was given
+        copy = ModelProto()
+        copy.CopyFrom(result)
+        result = copy
+    return taken_out(result, _folder(model))
 
 
 def _folder(model: StrPath | ModelProto | ir.Model) -> Path | None:

@@ -93,7 +93,14 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     ]
 
 
-def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None) -> Any:
+def run(
+    module: Any,
+    target: Any,
+    dump: Path | None = None,
+    tuned: Tuned | None = None,
+    blas: str | None = None,
+    step_begins: Callable[[str], None] = lambda _name: None,
+) -> Any:
     """``module`` through every pass.
 
     Args:
@@ -102,6 +109,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         dump: write the module there as TVMScript, before the first pass and after each.
         tuned: a norm's tuned schedule, or None for the default.
         blas: see :func:`passes`.
+        step_begins: called with the name of each pass before it runs.
 
     Raises:
         UsageError: ``dump`` cannot be written.
@@ -110,6 +118,7 @@ def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None 
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
         for number, (name, step) in enumerate(passes(target, tuned, blas), 1):
+            step_begins(name)
             module = step(module)
             if dump is not None:
                 _write(module, dump / f"{number:02}_{name}.py")

@@ -123,9 +123,9 @@ def _product(dtype: str, result: list[Any], left: View, right: View) -> Product 
     matrix_axes = [*left.axes[ends[0] :], *right.axes[ends[1] :]]
     if any(shared != 1 for _, shared in matrix_axes):
         return None
-    a_rows = () if vectors[0] else (left.axes[-2][0],)
+    a_rows: tuple[int, ...] = () if vectors[0] else (left.axes[-2][0],)
     b_columns = () if vectors[1] else (right.axes[-1][0],)
-    c_rows = () if vectors[0] else (rank,)
+    c_rows: tuple[int, ...] = () if vectors[0] else (rank,)
     c_columns = () if vectors[1] else (rank + (0 if vectors[0] else 1),)
     c_batch: tuple[tuple[int, int] | None, ...] = tuple((i, 1) for i in range(rank))
     plain = tuple((i, 1) for i in range(len(left.sizes)))

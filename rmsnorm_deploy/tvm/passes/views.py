@@ -76,7 +76,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _through(view: View, bindings: Bindings) -> View | None:
-    made = bindings.get(view.value)
+    made: Any = bindings.get(view.value)
     if isinstance(made, relax.Var) and sizes_of(made) is not None:
         return dataclasses.replace(view, value=made)
     if is_call(made, "permute_dims"):
@@ -93,10 +93,10 @@ def _through(view: View, bindings: Bindings) -> View | None:
 
 def _through_repetition(view: View, many: Any, bindings: Bindings) -> View | None:
     """Heads repeated for groups of queries: (..., G, ...) as (..., G, 1, ...), (..., G, R, ...), (..., G R, ...)."""
-    widened = bindings.get(many)
+    widened: Any = bindings.get(many)
     if not is_call(widened, "broadcast_to"):
         return None
-    made = bindings.get(widened.args[0])
+    made: Any = bindings.get(widened.args[0])
     if not (is_call(made, "expand_dims") or is_call(made, "reshape")):
         return None
     few = made.args[0]
