@@ -6,12 +6,12 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.model.equations import require_equations
-from rmsnorm_deploy.model.graphs import graphs_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of
 from rmsnorm_deploy.model.text import require_text
 
 
 def require_sound(model: ModelProto, what: str) -> None:
-    """Refuse a model with names that are no text, equations that are none, or an output of two types.
+    """Refuse a model with names that are no text, equations that are none, an opset or an output that is stated twice.
 
     Args:
         model: in memory.
@@ -22,13 +22,19 @@ def require_sound(model: ModelProto, what: str) -> None:
     """
     require_text(model, what)
     require_equations(model, what)
+    versions = sorted({i.version for i in model.opset_import if i.domain in AI_ONNX})
+    if len(versions) > 1:
+        raise ModelError(
+            f"{what} is not a valid model: it imports ai.onnx in the versions {' and '.join(map(str, versions))}",
+            "Leave the one that its nodes are written for; export the model again.",
+        )
     for graph in graphs_of(model):
         _require_one_type(graph, what)
 
 
 def _require_one_type(graph: GraphProto, what: str) -> None:
     """Runtimes take one of two types that an output has, and not each the same one."""
-    types: dict[str, int] = {}
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     for output in graph.output:
         own = output.type.tensor_type.elem_type
         first = types.setdefault(output.name, own)

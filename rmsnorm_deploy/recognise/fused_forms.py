@@ -155,6 +155,9 @@ def _residual(facts: Facts, site: Site, node: ir.Node) -> Match:
     x_type, scale_dtype = _types(facts, node, scale)
     if x_type == ir.DataType.DOUBLE:
         raise Refusal("is of type float64", expected="float32, float16 or bfloat16")
+    other = facts.dtype(residual)
+    if other not in (None, x_type):
+        raise Refusal(f"its skip is of type {other.name}", expected=x_type.name, found=other.name)
     if scale_dtype not in (x_type, ir.DataType.FLOAT):
         raise Refusal(
             f"its scale is of type {scale_dtype.name}", expected=f"{x_type.name} or FLOAT", found=scale_dtype.name

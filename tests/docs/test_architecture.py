@@ -36,7 +36,9 @@ ROOMS = {
     "tvm/passes": {"tvm/schedules", "tvm/targets"},
     "tvm/artefact": {"tvm/targets"},
     "tvm/tuning": {"tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/targets"},
+    "tvm/steps": set(),
     "tvm/compiling": {
+        "tvm/steps",
         *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
     },
 }

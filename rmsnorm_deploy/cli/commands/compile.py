@@ -12,6 +12,7 @@ from rmsnorm_deploy import tvm
 from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
 from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, settle, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
+from rmsnorm_deploy.tvm.targets.blas import OPENBLAS
 from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS
 
 ORDER = 60
@@ -33,6 +34,15 @@ def command(
     tuned: Annotated[
         Path | None, typer.Option("--tuned", metavar="LOG", help="Schedules that the command tune has found.")
     ] = None,
+    blas: Annotated[
+        str,
+        typer.Option(
+            "--blas",
+            metavar="LIBRARY",
+            help="What computes products of matrices on a CPU: openblas (scipy-openblas32, goes into the folder), "
+            "none, or the path of a library that the system finds where the model runs.",
+        ),
+    ] = OPENBLAS,
     timings: Annotated[bool, typer.Option("--timings", help="Show what each step took.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -59,6 +69,7 @@ def command(
             tuned=tuned,
             arch=arch,
             mtriple=mtriple,
+            blas=blas,
             told=told,
             progress=progress,
         )
@@ -66,7 +77,7 @@ def command(
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
-    say(f"took {made.seconds:.2f} s")
+    say(f"products of matrices by {made.blas}; took {made.seconds:.2f} s")
 
 
 def _show_timings(made: tvm.Compiled) -> None:
