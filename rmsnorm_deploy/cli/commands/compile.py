@@ -13,7 +13,7 @@ from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
 from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, settle, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.tvm.targets.blas import OPENBLAS
-from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS
+from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS, CPU
 
 ORDER = 60
 """Its place in the list of commands."""
@@ -77,7 +77,14 @@ def command(
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
-    say(f"products of matrices by {made.blas}; took {made.seconds:.2f} s")
+    if made.target == CPU:
+        slow = blas == OPENBLAS and made.blas.startswith("none: ")
+        say(
+            f"products of matrices by {made.blas}"
+            if not slow
+            else f"products are TVM's own slow loops, {made.blas[6:]}"
+        )
+    say(f"took {made.seconds:.2f} s")
 
 
 def _show_timings(made: tvm.Compiled) -> None:
