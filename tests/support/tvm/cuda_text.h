@@ -39,16 +39,20 @@ inline float __uint_as_float(unsigned bits) {
 inline float __low2float(__half2 pair) { return __half2float(pair.x); }
 inline float __high2float(__half2 pair) { return __half2float(pair.y); }
 inline __half2 __hmul2_rn(__half2 a, __half2 b) {
-  return {__float2half_rn(__half2float(a.x) * __half2float(b.x)), __float2half_rn(__half2float(a.y) * __half2float(b.y))};
+  return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) * __half2float(b.y))};
 }
 inline __half2 __hadd2_rn(__half2 a, __half2 b) {
-  return {__float2half_rn(__half2float(a.x) + __half2float(b.x)), __float2half_rn(__half2float(a.y) + __half2float(b.y))};
+  return {__float2half_rn(__half2float(a.x) + __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) + __half2float(b.y))};
 }
 inline __nv_bfloat162 __hmul2_rn(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __floats2bfloat162_rn(__bfloat162float(a.x) * __bfloat162float(b.x), __bfloat162float(a.y) * __bfloat162float(b.y));
+  return __floats2bfloat162_rn(__bfloat162float(a.x) * __bfloat162float(b.x),
+                               __bfloat162float(a.y) * __bfloat162float(b.y));
 }
 inline __nv_bfloat162 __hadd2_rn(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __floats2bfloat162_rn(__bfloat162float(a.x) + __bfloat162float(b.x), __bfloat162float(a.y) + __bfloat162float(b.y));
+  return __floats2bfloat162_rn(__bfloat162float(a.x) + __bfloat162float(b.x),
+                               __bfloat162float(a.y) + __bfloat162float(b.y));
 }
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
