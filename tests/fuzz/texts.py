@@ -35,8 +35,11 @@ def _write_description(folder):
     value = {"name": "x", "type": "float16", "shape": ["rows", 64]}
     head = {"schema_version": description.SCHEMA_VERSION, "tvm": "0.27.0", "target": "llvm", "mtriple": "x86_64-linux"}
     values = {"inputs": [value], "outputs": [{**value, "shape": None}], "not_empty": ["rows"]}
-    weights = {**part, "count": 2, "empty": {"e": [[0, 3], "float32"]}}
-    description.write(folder, {**head, **values, "library": part, "kernel_files": {}, "weights": weights})
+    weights = {**part, "tensors": [[[64], "float32", 0], [[64, 32], "float16", 256]]}
+    blas = {"name": "libopenblas.so", "version": "0.3", "file": part}
+    parts = {"library": part, "blas": blas, "kernel_files": {}, "weights": weights}
+    description.write(folder, {**head, **values, **parts})
+    description.read(folder)  # what is refused before anything is changed would show nothing
 
 
 def _write_log(path):
