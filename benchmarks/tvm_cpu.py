@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from benchmarks import summary
+from benchmarks import record_files, summary
 from benchmarks.buffers import Buffers
 from benchmarks.chains import DTYPES, EPSILON, FUSED, Chain, build, session
 from benchmarks.cpu import CHAIN_ELEMENTS, PAUSE_US, ROUND_US, WAKE_US, machine, numbers
@@ -214,12 +214,8 @@ def table(records: Sequence[dict[str, Any]], *, markdown: bool) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tvm_cpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the records to this file")
-    parser.add_argument("--summary", type=Path, nargs="+", metavar="FILE", help="measure nothing, summarise these")
-    parser.add_argument("--markdown", action="store_true", help="the summary as a table for benchmarks/README.md")
-    parser.add_argument("--only", default="", help="an operator's name, or text that the case contains: '512x896'")
-    parser.add_argument("--dtype", type=lambda t: t.split(","), default=["float32", "float16"])
+    only = "an operator's name, or text that the case contains: '512x896'"
+    parser = record_files.parser_of("tvm_cpu", __doc__, only)
     parser.add_argument("--threads", type=int, default=1, help="of both sides (default: 1)")
     parser.add_argument("--rows", type=numbers, default=ROWS, help="default: 1,16,512")
     parser.add_argument("--sizes", type=numbers, default=SIZES, help="features; default: 128,896,4096")
@@ -231,8 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or summarise; print the summary."""
     chosen = parse(arguments)
     if chosen.summary:
-        records = [r for path in chosen.summary for r in json.loads(path.read_text())]
-        print(table(records, markdown=chosen.markdown))
+        print(table(record_files.read(chosen.summary), markdown=chosen.markdown))
         return 0
     os.environ["TVM_NUM_THREADS"] = str(chosen.threads)  # TVM reads it when it starts
     records = []

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import summary
+from benchmarks import record_files, summary
+from benchmarks.cpu import numbers
 from benchmarks.neighbours import Neighbours
 from benchmarks.placement import onnxruntime_affinities, pinned
 from benchmarks.timing import Contestant, alternate, median, quartiles, ratios
@@ -152,21 +153,9 @@ def table(records: Sequence[dict[str, Any]], *, markdown: bool) -> str:
     return summary.table(header, rows, markdown=markdown)
 
 
-def numbers(text: str) -> list[int]:
-    """Numbers with commas between them."""
-    return [int(part) for part in text.split(",")]
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tvm_models", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the records to this file")
-    parser.add_argument("--summary", type=Path, nargs="+", metavar="FILE", help="measure nothing, summarise these")
-    parser.add_argument("--markdown", action="store_true", help="the summary as a table for benchmarks/README.md")
-    parser.add_argument("--only", default="", help="text that the cell contains: 'llama', '32 of', 'vit'")
-    parser.add_argument("--dtype", type=lambda t: t.split(","), default=["float32", "float16"])
+    parser = record_files.parser_of("tvm_models", __doc__, "text that the cell contains: 'llama', '32 of', 'vit'")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="of both sides (default: 1,2)")
     parser.add_argument("--seconds", type=float, default=8.0, help="for a cell, about, at most (default: 8)")
     return parser.parse_args(arguments)
@@ -176,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or summarise; print the summary."""
     chosen = parse(arguments)
     if chosen.summary:
-        records = [r for path in chosen.summary for r in json.loads(path.read_text())]
-        print(table(records, markdown=chosen.markdown))
+        print(table(record_files.read(chosen.summary), markdown=chosen.markdown))
         return 0
     if len(chosen.threads) > 1:
         records = []

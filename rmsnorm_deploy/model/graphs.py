@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -76,6 +77,19 @@ def graphs_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[GraphPr
             if node.attribute:
                 for _, _, graph in subgraphs(node):
                     yield from graphs_of(graph)
+
+
+def keep_nodes(holder: GraphProto | FunctionProto, keeps: Callable[[NodeProto], bool]) -> None:
+    """Remove every other node of ``holder`` itself, which is changed."""
+    kept = [node for node in holder.node if keeps(node)]
+    if len(kept) < len(holder.node):
+        del holder.node[:]
+        holder.node.extend(kept)
+
+
+def elements(sizes: Iterable[int | None]) -> int:
+    """How many elements a tensor of these sizes has; unknown, negative and empty dimensions count as one."""
+    return math.prod(max(size or 1, 1) for size in sizes)
 
 
 def forget_negative_sizes(model: ModelProto) -> None:

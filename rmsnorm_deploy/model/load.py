@@ -88,7 +88,7 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     if path is None:
         require_sound(proto, "the model")
     try:
-        model = ir.from_proto(_without_unknown_types(proto))
+        model = _understood(proto)
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         where = "the graph" if path is None else f"the graph in {path}"
         raise ModelError(f"{where} cannot be understood: {first_line(error)}", _TRY_CHECKER) from error
@@ -99,17 +99,19 @@ def to_ir(proto: onnx.ModelProto, path: StrPath | None = None) -> ir.Model:
     return model
 
 
-def _without_unknown_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, or a copy without the types that onnx_ir does not know: maps, which classifiers give, and no types."""
-    if not any(_is_unknown(v.type) for graph in graphs_of(proto) for v in _values(graph)):
-        return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for graph in graphs_of(copy):
-        for value in _values(graph):
-            if _is_unknown(value.type):
-                value.ClearField("type")
-    return copy
+def _understood(proto: onnx.ModelProto) -> ir.Model:
+    """``proto`` as a model, without the types that onnx_ir does not know: maps, as classifiers give, and no types."""
+    try:
+        return ir.from_proto(proto)
+    except Exception:  # nearly every model has none, so they are looked for only now
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        unknown = [v for graph in graphs_of(copy) for v in _values(graph) if _is_unknown(v.type)]
+        if not unknown:
+            raise
+    for value in unknown:
+        value.ClearField("type")
+    return ir.from_proto(copy)
 
 
 def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:

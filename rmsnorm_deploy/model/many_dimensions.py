@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, elements, graphs_of, keep_nodes, nodes_of
 
 _MOST = 4096
 """Longer shapes are not followed; those of real models have a handful of elements."""
@@ -33,7 +33,7 @@ _LIKE_FIRST = frozenset(
 
 def leave_out(model: ModelProto) -> None:
     """Remove the nodes of ``model``, which is changed, whose output might have more dimensions than any value has."""
-    shaped = [n for n in nodes_of(model) if n.op_type in _SHAPE_AT and n.domain in AI_ONNX]
+    shaped = _shaped(model)
     if not shaped:
         return
     lengths = _Lengths(model)
@@ -41,10 +41,7 @@ def leave_out(model: ModelProto) -> None:
     if not long:
         return
     for holder in (*graphs_of(model), *model.functions):
-        kept = [n for n in holder.node if id(n) not in long]
-        if len(kept) < len(holder.node):
-            del holder.node[:]
-            holder.node.extend(kept)
+        keep_nodes(holder, lambda node: id(node) not in long)
 
 
 def forget(model: ModelProto) -> None:
@@ -52,14 +49,17 @@ def forget(model: ModelProto) -> None:
 
     For the version converter, which needs every node, and infers by itself.
     """
-    shaped = [n for n in nodes_of(model) if n.op_type in _SHAPE_AT]
-    shapes = {name for n in shaped for name in n.input[_SHAPE_AT[n.op_type] :][:1]}
+    shapes = {name for n in _shaped(model) for name in n.input[_SHAPE_AT[n.op_type] :][:1]}
     if not shapes:
         return
     for graph in graphs_of(model):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in shapes and any(d.dim_value > _MOST for d in value.type.tensor_type.shape.dim):
                 value.type.tensor_type.ClearField("shape")
+
+
+def _shaped(model: ModelProto) -> list[NodeProto]:
+    return [n for n in nodes_of(model) if n.op_type in _SHAPE_AT and n.domain in AI_ONNX]
 
 
 class _Lengths:
@@ -152,7 +152,7 @@ def _declared(graph: GraphProto) -> Iterator[tuple[str, float]]:
 
 def _elements(dims: Sequence[int]) -> float:
     """Of a vector; what has more dimensions is none."""
-    count = math.prod(max(d, 1) for d in dims)
+    count = elements(dims)
     return count if len(dims) <= 1 or count == 1 else math.inf
 
 

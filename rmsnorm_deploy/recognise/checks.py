@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.recognise.factor import Factor
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op, node_name
+from rmsnorm_deploy.recognise.inference import Shape
 from rmsnorm_deploy.recognise.match import Stage
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import Source
@@ -229,6 +230,18 @@ def _run_of(axes: Sequence[int], rank: int | None) -> tuple[int, ...]:
     if rank is not None and ordered[-1] == rank - 1:
         ordered = [a - rank for a in ordered]
     return tuple(ordered)
+
+
+def enlarges(shape: Shape | None, x: Shape | None) -> str:
+    """In what ``shape`` does not broadcast into X, which is of shape ``x``; empty where it does, as far as is known."""
+    if shape is None or x is None:
+        return ""
+    if len(shape) > len(x):
+        return f"{len(shape)} dimensions, and X has {len(x)}"
+    for own, size in zip(reversed(shape), reversed(x), strict=False):
+        if isinstance(own, int) and isinstance(size, int) and own not in (1, size):
+            return f"{own} elements along a dimension of which X has {size}"
+    return ""
 
 
 def scale_broadcasts(facts: Facts, scale: ir.Value, x: ir.Value, axes: tuple[int, ...]) -> None:

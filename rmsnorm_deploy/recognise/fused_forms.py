@@ -78,11 +78,7 @@ def _axes(facts: Facts, node: ir.Node, x: ir.Value) -> tuple[int, ...]:
 def _scale_by_contract(facts: Facts, scale: ir.Value, x: ir.Value) -> None:
     """The operator's contract says that the scale never enlarges x: what is not known is taken from it."""
     inner, outer = facts.shape(scale), facts.shape(x)
-    if inner is None or outer is None:
-        return
-    pairs = zip(inner[::-1], outer[::-1], strict=False)
-    wrong = any(isinstance(i, int) and i != 1 and isinstance(o, int) and i != o for i, o in pairs)
-    if wrong or len(inner) > len(outer):
+    if inner is not None and outer is not None and checks.enlarges(inner, outer):
         raise Refusal(
             f"'{scale.name}' enlarges the normalised value, which the operator forbids",
             expected="a scale that broadcasts into x",

@@ -7,14 +7,13 @@ an input of the graph here, of the type and shape that inference without data ha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from rmsnorm_deploy.model.graphs import AI_ONNX, graphs_of, nodes_of
+from rmsnorm_deploy.model.graphs import AI_ONNX, elements, graphs_of, keep_nodes, nodes_of
 
 MOST_ELEMENTS = 4096
 """Longer vectors are not followed."""
@@ -82,10 +81,7 @@ def followable(model: onnx.ModelProto, inferred: onnx.ModelProto) -> onnx.ModelP
     result = onnx.ModelProto()
     result.CopyFrom(inferred)
     for graph in graphs_of(result):
-        kept = [node for node in graph.node if not is_followed(node)]
-        if len(kept) < len(graph.node):
-            del graph.node[:]
-            graph.node.extend(kept)
+        keep_nodes(graph, lambda node: not is_followed(node))
     return result
 
 
@@ -107,7 +103,7 @@ def _shapes(inferred: onnx.ModelProto) -> dict[str, list[Dims | None]]:
 
 
 def _holds_long_vector(node: NodeProto) -> bool:
-    return any(_product(a.t.dims) > _MOST_IN_FUNCTIONS for a in node.attribute if a.HasField("t"))
+    return any(elements(a.t.dims) > _MOST_IN_FUNCTIONS for a in node.attribute if a.HasField("t"))
 
 
 def _flattens(
@@ -120,7 +116,7 @@ def _flattens(
     # of weights, those that are reshaped themselves: every other large model has large ones
     weights = {t.name for graph in graphs for t in graph.initializer} - {n.input[0] for n in reshapes if n.input}
     return any(
-        dims is not None and _product(dims) > _MOST_FLAT
+        dims is not None and elements(dims) > _MOST_FLAT
         for name, found in shapes.items()
         if name not in weights
         for dims in found
@@ -134,12 +130,8 @@ def _takes_large_sizes(nodes: Iterable[NodeProto], shapes: Mapping[str, Sequence
         for node in nodes
         if node.op_type in _SIZES and node.input
         for dims in shapes.get(node.input[0], ())
-        for size in (dims or () if node.op_type == "Shape" else (_product(dims or ()),))
+        for size in (dims or () if node.op_type == "Shape" else (elements(dims or ()),))
     )
-
-
-def _product(sizes: Sequence[int | None]) -> int:
-    return math.prod(max(size or 1, 1) for size in sizes)
 
 
 def _makes_long_vectors(nodes: Iterable[NodeProto], found_numbers: Numbers) -> bool:
@@ -193,7 +185,7 @@ def _is_single(number: Number) -> bool:
 def _is_large(number: Number, most: int) -> bool:
     if isinstance(number, TensorProto):
         whole = number.data_type in (TensorProto.INT64, TensorProto.INT32)
-        if not whole or number.data_location == TensorProto.EXTERNAL or _product(list(number.dims)) > 64:
+        if not whole or number.data_location == TensorProto.EXTERNAL or elements(list(number.dims)) > 64:
             return False
         try:
             return bool((np.abs(numpy_helper.to_array(number)) > most).any())

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op, following, op_named, version_of
+from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, node_name
-from rmsnorm_deploy.recognise.inference import Shape
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.scopes import Scope
 
@@ -104,7 +104,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     if shape is not None and any(not -len(shape) <= axis < len(shape) for axis in parameters.axes):
         return refused(f"its axes {list(parameters.axes)} are outside X, which has {len(shape)} dimensions")
     for name, value in given.items():
-        larger = None if name == "X" or shape is None else _larger(facts.shape(value), shape)
+        larger = "" if name == "X" else checks.enlarges(facts.shape(value), shape)
         if larger:
             return refused(f"its {name} has {larger}")
     residual = given.get("residual")
@@ -131,18 +131,6 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     match = dataclasses.replace(match, residual=residual, sum=total)
     alone = dataclasses.replace(parameters, op=Op.RMS_NORM)
     return dataclasses.replace(match, plain=dataclasses.replace(match, parameters=alone, add_outside=True))
-
-
-def _larger(shape: Shape | None, x: Shape) -> str:
-    """In what ``shape`` does not fit into X, which is of shape ``x``; empty where it does, as far as is known."""
-    if shape is None:
-        return ""
-    if len(shape) > len(x):
-        return f"{len(shape)} dimensions, and X has {len(x)}"
-    for own, size in zip(reversed(shape), reversed(x), strict=False):
-        if isinstance(own, int) and isinstance(size, int) and own not in (1, size):
-            return f"{own} elements along a dimension of which X has {size}"
-    return ""
 
 
 def _is_neutral(facts: Facts, bias: ir.Value) -> bool:

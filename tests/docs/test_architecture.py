@@ -56,7 +56,7 @@ model: __init__ leftovers graphs dims files skeleton text atomic calls equations
     commit cut sound weights load validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
-    size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step square keepdims
+    size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session

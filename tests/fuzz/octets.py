@@ -8,9 +8,8 @@ import random
 import warnings
 
 import rmsnorm_deploy
-from rmsnorm_deploy.errors import RmsNormDeployError
 from tests.fuzz import batches
-from tests.fuzz.path import place_of
+from tests.fuzz.path import fault_of
 from tests.fuzz.seeds import seed_model
 
 _PIECES = (
@@ -71,15 +70,13 @@ def octets(seed, number):
 def attempt(data, file, form="plugin"):
     """The kind of fault that these bytes show, and the error; empty where there is none."""
     file.write_bytes(data)
-    try:
+
+    def look():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             rmsnorm_deploy.fuse(file, form=form)
-    except RmsNormDeployError:
-        pass
-    except Exception as error:
-        return f"{type(error).__name__} in {place_of(error)}", str(error)
-    return "", ""
+
+    return fault_of(look)
 
 
 def one(seed, number, folder):

@@ -51,6 +51,16 @@ def place_of(error):
     return f"{name}:{ours[-1].name}"
 
 
+def fault_of(look):
+    """The kind of fault that ``look()`` finds itself or ends in, and more about it; empty where there is none."""
+    try:
+        return look() or ("", "")
+    except RmsNormDeployError:  # an answer, too
+        return "", ""
+    except Exception as error:
+        return f"{type(error).__name__} in {place_of(error)}", "".join(traceback.format_exception(error))[-1500:]
+
+
 def _is_enormous(model):
     """Whether onnx's checker, which judges what comes out, would take all memory itself."""
     sizes = [d.dim_value for v in declared(model) for d in v.type.tensor_type.shape.dim]
@@ -221,7 +231,7 @@ class _Path:
         if unseen and "elem type differs" not in now:
             missed = rmsnorm_deploy.unfuse(fused, dry_run=True)[1].missed
             unseen = any(is_ours(DOMAIN, m.site.op_type) for m in missed)
-        shapes = "shape differ" in now or "Incompatible dimensions" in now if now else False
+        shapes = now and ("shape differ" in now or "Incompatible dimensions" in now)
         if now and not unseen and not (shapes and _declares_false_shapes(proto, form)):
             self.find(f"save {form}", "no longer valid", now)
         if form != self.run_form:

@@ -78,12 +78,11 @@ def command(
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
     if made.target == CPU:
-        slow = blas == OPENBLAS and made.blas.startswith("none: ")
-        say(
-            f"products of matrices by {made.blas}"
-            if not slow
-            else f"products are TVM's own slow loops, {made.blas[6:]}"
-        )
+        why_none = made.blas.removeprefix("none: ")
+        if blas == OPENBLAS and why_none != made.blas:
+            say(f"products are TVM's own slow loops, {why_none}")
+        else:
+            say(f"products of matrices by {made.blas}")
     say(f"took {made.seconds:.2f} s")
 
 
