@@ -136,7 +136,7 @@ __device__ inline Reciprocal reciprocal_of(float value, float lost) {
 
 // 1 / max(sqrt(mean) + epsilon_outside, rms_floor).
 __device__ inline Reciprocal reciprocal_of(const Mean& mean, const Statistic& s) {
-  const float high = mean.value > 0.0f ? rsqrtf(mean.value) * kLow : 0.0f;
+  const float high = mean.value > 0.0f ? inverse_root(mean.value) * kLow : 0.0f;
   const float square = high * high;
   const float square_lost = fmaf(high, high, -square);
   const float product = mean.value * square;
@@ -199,11 +199,16 @@ __device__ inline Factor rescued_factor(const S& sum, const S& scaled, float mos
   return result;
 }
 
-// The normalised value.
+// The normalised value of a row that is ordinary, whose shift is 1.
+template <typename T>
+__device__ inline float normalised_ordinary(float x, const Factor& f) {
+  return sizeof(T) == 2 ? x * f.high : fmaf(x, f.high, x * f.low);
+}
+
+// The normalised value of any.
 template <typename T>
 __device__ inline float normalised(float x, const Factor& f) {
-  const float shifted = x * f.shift;
-  return sizeof(T) == 2 ? shifted * f.high : fmaf(shifted, f.high, shifted * f.low);
+  return normalised_ordinary<T>(x * f.shift, f);
 }
 
 // What float64 arithmetic makes of a sum of squares.

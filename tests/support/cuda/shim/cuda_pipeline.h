@@ -1,0 +1,18 @@
+// Copies from global to shared memory that go on by themselves. Here they are made when they are waited for, and not a
+// moment sooner: whoever reads without waiting finds what was there before.
+#ifndef RMSNORM_DEPLOY_TESTS_CUDA_PIPELINE_H_
+#define RMSNORM_DEPLOY_TESTS_CUDA_PIPELINE_H_
+
+#include "cuda_runtime.h"
+
+namespace emulator {
+void copy(void* to, const void* from, std::size_t bytes);
+void end_of_copies();
+void wait_for_copies(std::size_t later);
+}  // namespace emulator
+
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) { emulator::copy(to, from, bytes); }
+inline void __pipeline_commit() { emulator::end_of_copies(); }
+inline void __pipeline_wait_prior(std::size_t later) { emulator::wait_for_copies(later); }
+
+#endif  // RMSNORM_DEPLOY_TESTS_CUDA_PIPELINE_H_
