@@ -62,7 +62,7 @@ struct RowArgs {
   std::int32_t chunks;    // of a row, of 16 bytes
   std::int32_t round_type;
   std::int32_t group_log2;  // threads of a row; more than a warp only where a block has one row
-  std::int32_t buffers;     // rows that a block has room for in shared memory: 0, 1, 2 (rows too long for registers only)
+  std::int32_t buffers;  // rows that a block has room for in shared memory: 0, 1, 2 (rows too long for registers only)
 };
 
 // What those of strided groups are.

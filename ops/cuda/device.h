@@ -126,9 +126,7 @@ __device__ inline uint4 product_of_pairs(const uint4& a, const uint4& b) {
 }
 
 // Products of two chunks of T. Those of 16 bits are exact in a float, so that they are rounded once either way.
-__device__ inline uint4 product(const uint4& a, const uint4& b, const Half*) {
-  return product_of_pairs<__half2>(a, b);
-}
+__device__ inline uint4 product(const uint4& a, const uint4& b, const Half*) { return product_of_pairs<__half2>(a, b); }
 __device__ inline uint4 product(const uint4& a, const uint4& b, const Bfloat*) {
   return product_of_pairs<__nv_bfloat162>(a, b);
 }

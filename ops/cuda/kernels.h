@@ -33,7 +33,7 @@ using RowKernel = void (*)(RowArgs);
 struct RowKernels {
   RowKernel chunks2;  // rows in registers: two or four chunks to a thread
   RowKernel chunks4;  // null where there is none: then those of two do it, with the same bits
-  RowKernel longer;  // rows in shared memory, or read twice; of any form
+  RowKernel longer;   // rows in shared memory, or read twice; of any form
 };
 
 // wide_scale: scale and bias are float32 whatever the type of x.

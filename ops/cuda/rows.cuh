@@ -162,7 +162,7 @@ __device__ inline uint4 finished(const uint4& raw, const Factor& f, const Weight
   float v[kValues];
   unpack(raw, v, static_cast<const T*>(nullptr));
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) v[i] = kOrdinary ? normalised_ordinary<T>(v[i], f) : normalised<T>(v[i], f);
+  for (int i = 0; i < kValues; ++i) v[i] = normalised<T, kOrdinary>(v[i], f);
   if constexpr (sizeof(T) == 2) {
     if (twice) {
       const uint4 y = product(pack(v, static_cast<const T*>(nullptr)), scale.packed(), static_cast<const T*>(nullptr));
@@ -408,7 +408,8 @@ __global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __
     if (!is_ordinary(mean, a.statistic)) {
       factor = rescued<T, 1>(sum, a, partial, [&](auto& results, float shift) {
         for (int index = thread; index < chunks; index += stride) {
-          results[0].take(shift, again[index], a.measured - static_cast<std::int64_t>(index) * kValues);
+          const uint4 raw = again[index];  // a reference would be read byte by byte
+          results[0].take(shift, raw, a.measured - static_cast<std::int64_t>(index) * kValues);
         }
       });
     }

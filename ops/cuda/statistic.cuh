@@ -199,16 +199,11 @@ __device__ inline Factor rescued_factor(const S& sum, const S& scaled, float mos
   return result;
 }
 
-// The normalised value of a row that is ordinary, whose shift is 1.
-template <typename T>
-__device__ inline float normalised_ordinary(float x, const Factor& f) {
-  return sizeof(T) == 2 ? x * f.high : fmaf(x, f.high, x * f.low);
-}
-
-// The normalised value of any.
-template <typename T>
+// The normalised value.
+template <typename T, bool kOrdinary = false>
 __device__ inline float normalised(float x, const Factor& f) {
-  return normalised_ordinary<T>(x * f.shift, f);
+  const float shifted = kOrdinary ? x : x * f.shift;  // of an ordinary row the shift is 1
+  return sizeof(T) == 2 ? shifted * f.high : fmaf(shifted, f.high, shifted * f.low);
 }
 
 // What float64 arithmetic makes of a sum of squares.

@@ -18,8 +18,6 @@ ANY_FORM, ONE_ROUNDING, TWO_ROUNDINGS = range(3)  # of the kernels for rows in r
 ROW_CHUNKS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 257, 511, 512, 513, 1024, 1025, 2049]
 
 
-
-
 def expected_kernel(x_type, scale_type, chunks, *, residual=False, form=None, many=False):
     """The kernel of a row. ``form``: as in ops/cuda/kernels.h; ``many``: more rows than multiprocessors."""
     added = str(residual).lower()
@@ -145,14 +143,14 @@ def test_scale_that_differs_from_row_to_row(kernels, x_type, scale_type):
     """[batch, heads, length, features], with a scale for each head, for each batch, for each row."""
     kernels.device(multiprocessors=1)
     rng = np.random.default_rng(4)
-    shape = (3, 5, 40, 64)
+    shape = (3, 5, 80, 64)
     x = C.values(rng, shape, x_type)
-    for scale_shape in [(5, 1, 64), (3, 1, 1, 64), (3, 5, 1, 64), (40, 64), (5, 40, 64), shape, (5, 1, 1), (40, 1)]:
+    for scale_shape in [(5, 1, 64), (3, 1, 1, 64), (3, 5, 1, 64), (80, 64), (5, 80, 64), shape, (5, 1, 1), (80, 1)]:
         call = C.Call(x, C.values(rng, scale_shape, scale_type), x_type, scale_type, x_type)
         call.bias = C.values(rng, scale_shape[-2:], scale_type)
         C.agrees(call, *call.run(kernels))
         assert kernels.kernel.startswith("rows_kernel")
-    call.scale = C.values(rng, (3, 1, 40, 64), scale_type)  # differs along two dimensions that are not neighbours
+    call.scale = C.values(rng, (3, 1, 80, 64), scale_type)  # differs along two dimensions that are not neighbours
     C.agrees(call, *call.run(kernels))
     assert kernels.kernel == f"strided_kernel<{NAMES[x_type]}, 1, 0>"
 
@@ -272,8 +270,8 @@ def test_large_float16_values_are_not_lost(kernels, size):
     same_as_reference(call, call.run(kernels)[0])
 
 
-# More than 2^31 chunks, chunks in fewer rows, elements, elements. A block of 256 threads has so many rows, or tiles: 256
-# of one chunk; 64 of 8 chunks; 8 of 32 slices; 8 of 2 slices of 16 chunks side by side.
+# More than 2^31 chunks, chunks in fewer rows, elements, elements. A block of 256 threads has so many rows, or tiles:
+# 256 of one chunk; 64 of 8 chunks; 8 of 32 slices; 8 of 2 slices of 16 chunks side by side.
 @pytest.mark.parametrize(
     ("x_type", "shape", "units_per_block"),
     [

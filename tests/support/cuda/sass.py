@@ -7,9 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Names of instructions; the first is where a path begins and ends.
+# A load of rows: not of scales, which are constant.
 LOAD = r"LDG\.(?!.*CONSTANT).*128"
-STAGES = (LOAD, r"SHFL", r"MUFU\.RSQ", r"STG\..*128")
 
 
 def tool():
@@ -25,9 +24,10 @@ def tool():
     return str(there[0]) if there else None
 
 
-def functions(cuobjdump, file):
-    """``{mangled name: code}`` of an object file."""
-    done = subprocess.run([cuobjdump, "--dump-sass", str(file)], capture_output=True, text=True, check=True)
+def functions(cuobjdump, file, architecture):
+    """``{mangled name: code}`` of an object file, for one architecture, as ``sm_90``."""
+    command = [cuobjdump, "--dump-sass", "-arch", architecture, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = done.stdout.split("Function : ")[1:]
     return {part.split("\n")[0].strip(): part for part in parts}
 
@@ -62,14 +62,15 @@ def _successors(code):
     return edges
 
 
-def row_path(code):
-    """The instructions that a warp issues from one load of rows to the next, on the shortest way through the kernel's
-    loop that loads, exchanges sums, takes the root and stores: that of ordinary rows. None where there is no such loop.
+def row_path(code, chunks, exchanges):
+    """The instructions that a warp issues from one load of rows to the next: the shortest way through the kernel's loop
+    that loads and stores so many chunks, exchanges sums so often and takes a root, which is that of ordinary rows. None
+    where there is no such loop.
     """
+    stages = (*[LOAD] * chunks, *["SHFL"] * exchanges, r"MUFU\.RSQ", *[r"STG\..*128"] * chunks)
     code = instructions(code)
     edges = _successors(code)
     best = None
-    # Several loads of one turn: a path from any of them to itself is the same turn.
     first = next((i for i, instruction in enumerate(code) if re.match(LOAD, instruction.name)), None)
     if first is None:
         return None
@@ -82,12 +83,12 @@ def row_path(code):
             continue
         settled.add((node, stage))
         for to in edges[node]:
-            if to == first and stage == len(STAGES):
+            if to == first and stage == len(stages):
                 best = (node, stage)
                 queue = []
                 break
             name = code[to].name
-            after = stage + 1 if stage < len(STAGES) and re.match(STAGES[stage], name) else stage
+            after = stage + 1 if stage < len(stages) and re.match(stages[stage], name) else stage
             if (to, after) not in came:
                 came[to, after] = (node, stage)
                 heapq.heappush(queue, (cost + 1, to, after))

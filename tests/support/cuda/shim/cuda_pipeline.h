@@ -1,5 +1,6 @@
-// Copies from global to shared memory that go on by themselves. Here they are made when they are waited for, and not a
-// moment sooner: whoever reads without waiting finds what was there before.
+// Copies from global to shared memory that go on by themselves. Each is made at once, or not before it is waited for,
+// at random: whoever reads without waiting finds what was there before, and whoever copies over what is needed yet
+// loses it.
 #ifndef RMSNORM_DEPLOY_TESTS_CUDA_PIPELINE_H_
 #define RMSNORM_DEPLOY_TESTS_CUDA_PIPELINE_H_
 
