@@ -34,7 +34,8 @@ FAULTS = [
     Fault(
         "one buffer for the partial sums of all rows",
         "rows.cuh",
-        "partial + turn * kMostWarps);\n    turn ^= 1;\n    const Mean mean = mean_of(sum, a.statistic);\n    const void",
+        "partial + turn * kMostWarps);\n    turn ^= 1;\n"
+        "    const Mean mean = mean_of(sum, a.statistic);\n    const void",
         "partial + turn * kMostWarps);\n    const Mean mean = mean_of(sum, a.statistic);\n    const void",
         *("rows_float32", kernel_tests.test_a_block_goes_on_to_further_rows, (2048,)),
     ),
