@@ -20,12 +20,17 @@ struct Weights {
   std::int32_t inner_end;  // [axes_end, inner_end) are inner
   std::int64_t extent[RMS_NORM_MAX_RANK];
   std::int64_t stride[RMS_NORM_MAX_RANK];
+  bool single;  // nothing changes along the normalised run
+};
 
-  // The same for kernels of rows: row r has those that begin at (r / repeat % period) * row_stride, one behind the
-  // other or `single`. These kernels run only where that is so and r fits 32 bits or row_stride is 0.
+// The same for kernels of rows: row r has those that begin at (r / repeat % period) * row_stride, one behind the other
+// or `single`. These kernels run only where that is so and r fits 32 bits or row_stride is 0.
+struct RowWeights {
+  const void* data;  // null where there is none
+  std::int64_t row_stride;
   std::uint32_t repeat;
   std::uint32_t period;
-  std::int64_t row_stride;
+  std::int32_t type;
   bool single;
 };
 
@@ -43,6 +48,24 @@ struct Statistic {
   bool ordinary;       // they are so small that float32 arithmetic cannot overflow on them
 };
 
+// What the kernels of rows are handed. Small, as a launch copies it: host time is what counts while decoding.
+struct RowArgs {
+  const void* x;
+  const void* residual;  // or null, together with sum
+  void* y;
+  void* sum;
+  RowWeights scale;
+  RowWeights bias;
+  Statistic statistic;
+  std::int64_t outer;
+  std::int64_t measured;  // leading values of a row that make up the mean
+  std::int32_t chunks;    // of a row, of 16 bytes
+  std::int32_t round_type;
+  std::int32_t group_log2;  // threads of a row; more than a warp only where a block has one row
+  std::int32_t buffers;  // rows that a block has room for in shared memory: 0, 1, 2 (rows too long for registers only)
+};
+
+// What those of strided groups are.
 struct Args {
   const void* x;
   const void* residual;  // or null, together with sum
@@ -57,11 +80,7 @@ struct Args {
   std::int64_t measured;  // leading entries of it that make up the mean; 1 to size
   std::int32_t round_type;
 
-  // Kernels of rows.
-  std::int32_t group_log2;  // threads of a row; more than a warp only where a block has one row
-  std::int32_t staged;      // whether the row is kept in shared memory (rows too long for registers only)
-
-  // Kernels of strided groups: threads along columns, and along the normalised run; both powers of two.
+  // Threads along columns, and along the normalised run; both powers of two.
   std::int32_t columns;
   std::int32_t slices;
   std::int64_t tiles;  // of columns, in one outer position

@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -61,7 +62,15 @@ template <typename T>
 constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 
 __device__ inline float2 widen(__half2 pair) { return __half22float2(pair); }
-__device__ inline float2 widen(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+// One instruction for each half; __bfloat1622float2 takes two for the upper one.
+__device__ inline float2 widen(__nv_bfloat162 pair) {
+  unsigned both;
+  memcpy(&both, &pair, sizeof both);
+  const unsigned bits[2] = {both << 16, both & 0xffff0000u};
+  float2 result;
+  memcpy(&result, bits, sizeof result);
+  return result;
+}
 __device__ inline void narrow(float x, float y, __half2& pair) { pair = __floats2half2_rn(x, y); }
 __device__ inline void narrow(float x, float y, __nv_bfloat162& pair) { pair = __floats2bfloat162_rn(x, y); }
 
@@ -98,6 +107,41 @@ __device__ inline uint4 pack(const float (&values)[4], const float*) {
 __device__ inline uint4 pack(const float (&values)[8], const Half*) { return pack_pairs<__half2>(values); }
 __device__ inline uint4 pack(const float (&values)[8], const Bfloat*) { return pack_pairs<__nv_bfloat162>(values); }
 
+// The values of one chunk, rounded to T. Two by two: some GPUs (sm_90, sm_100) round one alone by a slow instruction.
+template <typename T>
+__device__ inline void round_all(float (&values)[kChunk<T>]) {
+  unpack(pack(values, static_cast<const T*>(nullptr)), values, static_cast<const T*>(nullptr));
+}
+
+template <typename Pair>
+__device__ inline uint4 product_of_pairs(const uint4& a, const uint4& b) {
+  Pair x[4];
+  Pair y[4];
+  memcpy(x, &a, sizeof a);
+  memcpy(y, &b, sizeof b);
+  for (int i = 0; i < 4; ++i) x[i] = __hmul2_rn(x[i], y[i]);
+  uint4 raw;
+  memcpy(&raw, x, sizeof raw);
+  return raw;
+}
+
+// Products of two chunks of T. Those of 16 bits are exact in a float, so that they are rounded once either way.
+__device__ inline uint4 product(const uint4& a, const uint4& b, const Half*) { return product_of_pairs<__half2>(a, b); }
+__device__ inline uint4 product(const uint4& a, const uint4& b, const Bfloat*) {
+  return product_of_pairs<__nv_bfloat162>(a, b);
+}
+
+// 1 / sqrt(value), an estimate, for a value that is not subnormal: rsqrtf would take three more instructions for those.
+__device__ inline float inverse_root(float value) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+#else
+  return rsqrtf(value);
+#endif
+}
+
 // 16 bytes at chunk `index`. x and residual may be written in the same call, so they never go through the read-only
 // path; scale and bias do.
 __device__ inline uint4 load_chunk(const void* base, std::int64_t index) {
@@ -118,6 +162,18 @@ __device__ inline void keep_packed(uint4& raw) {
 
 // The same for whatever follows from `value`: addresses, above all.
 __device__ inline void forget(int& value) { asm volatile("" : "+r"(value)); }
+
+// Copies of chunks from global to shared memory that go on by themselves: each thread waits for its own, and no other
+// thread may read them before a barrier. Before sm_80 they are made at once.
+__device__ inline void copy_ahead(uint4* to, const void* base, std::int64_t index) {
+  __pipeline_memcpy_async(to, static_cast<const uint4*>(base) + index, sizeof(uint4));
+}
+__device__ inline void end_of_copies() { __pipeline_commit(); }
+// Until all copies are there but those of the last `kLater` groups that end_of_copies() closed.
+template <int kLater>
+__device__ inline void wait_for_copies() {
+  __pipeline_wait_prior(kLater);
+}
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

@@ -20,19 +20,26 @@ constexpr int kKeptChunks = 8;
 constexpr int kMostWarps = 32;
 constexpr int kReduceBytes = 4 * kMostWarps * 8;
 
+// What the kernels for rows in registers are made for. The two ordinary forms test nothing of it for each chunk: the
+// whole row is measured, there is no bias, all rows have one scale, and there are at most kOrdinaryRows of them.
+constexpr int kAnyForm = 0;
+constexpr int kOneRounding = 1;   // ordinary; rounded at the end (Gemma), or float32
+constexpr int kTwoRoundings = 2;  // ordinary, 16 bits; rounded before the scale too (Llama)
+constexpr std::int64_t kOrdinaryRows = std::int64_t{1} << 30;
+
 using Kernel = void (*)(Args);
+using RowKernel = void (*)(RowArgs);
 
 struct RowKernels {
-  Kernel chunks1;  // rows in registers: one, two or four chunks to a thread
-  Kernel chunks2;
-  Kernel chunks4;
-  Kernel longer;  // rows in shared memory, or read twice
+  RowKernel chunks2;  // rows in registers: two or four chunks to a thread
+  RowKernel chunks4;  // null where there is none: then those of two do it, with the same bits
+  RowKernel longer;   // rows in shared memory, or read twice; of any form
 };
 
 // wide_scale: scale and bias are float32 whatever the type of x.
-RowKernels float32_rows(bool wide_scale, bool residual) noexcept;
-RowKernels float16_rows(bool wide_scale, bool residual) noexcept;
-RowKernels bfloat16_rows(bool wide_scale, bool residual) noexcept;
+RowKernels float32_rows(bool wide_scale, bool residual, int form) noexcept;
+RowKernels float16_rows(bool wide_scale, bool residual, int form) noexcept;
+RowKernels bfloat16_rows(bool wide_scale, bool residual, int form) noexcept;
 
 struct StridedKernels {
   Kernel single;    // any strides and alignment, one value at a time

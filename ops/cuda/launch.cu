@@ -66,8 +66,10 @@ cudaError_t start(const Launch& launch, const Device& device, cudaStream_t strea
   if (launch.shared_bytes > kOrdinarySharedBytes) {
     // Always the most there is: the limit belongs to the kernel, so that a lower one would fail the launch of another
     // thread, or of a graph that is being captured.
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(launch.kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    const void* const kernel =
+        launch.rows ? reinterpret_cast<const void*>(launch.rows) : reinterpret_cast<const void*>(launch.strided);
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t configuration = {};
@@ -75,7 +77,8 @@ cudaError_t start(const Launch& launch, const Device& device, cudaStream_t strea
   configuration.blockDim = dim3(launch.threads);
   configuration.dynamicSmemBytes = launch.shared_bytes;
   configuration.stream = stream;
-  return cudaLaunchKernelEx(&configuration, launch.kernel, launch.args);
+  return launch.rows ? cudaLaunchKernelEx(&configuration, launch.rows, launch.row_args)
+                     : cudaLaunchKernelEx(&configuration, launch.strided, launch.args);
 }
 
 }  // namespace
@@ -94,7 +97,7 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   rms_norm_params room;
   const int code =
       plan(rmsnorm_deploy::current(*params, room), device, launch);  // wrong params are refused without a device too
-  if (code != RMS_NORM_OK || !launch.kernel) return code;
+  if (code != RMS_NORM_OK || (!launch.rows && !launch.strided)) return code;
   if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
 }

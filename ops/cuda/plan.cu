@@ -11,27 +11,28 @@ namespace {
 
 // ---- The table of launch configurations ---------------------------------------------------------------------------
 //
-// A row of H elements is H * bytes / 16 chunks. 2^group_log2 threads share a row, each with `per_thread` chunks in
+// A row of H elements is H * bytes / 16 chunks. 2^group_log2 threads share a row, each with two or four chunks in
 // registers. Reasons:
-//   * Rows of up to 32 chunks (512 bytes; query and key norms) take one chunk to a thread: no thread idles, one warp's
-//     load is 512 contiguous bytes whatever the row length, and a block has 256 / group rows.
-//   * Up to 128 chunks a warp does the row by itself, with shuffles and no barrier. More chunks to a thread, not more
-//     threads: the loads of one thread are in flight together.
-//   * Longer rows have a block to themselves, of 64 to 256 threads with four chunks each. 1024 chunks (8 K elements of
-//     16 bits, 4 K of 32) are 16 registers a thread for x and as many for residual and scale. Small blocks rather than
-//     more chunks, so that one multiprocessor has several rows in different phases: while one waits at its barrier,
-//     others load. The registers, and so the resident blocks, are those of resident_blocks() in rows.cuh.
-//   * Beyond, a block of 512 threads keeps the row in shared memory, which an H100 has 227 KB of: rows of 32 KB leave
-//     two blocks resident by registers, rows of up to 113 KB two by shared memory. Longer ones one, and past the limit
-//     the second reading comes from L2, which is faster than memory.
+//   * Rows of up to 64 chunks (512 bytes; query and key norms) take two chunks to a thread, so that what is done once
+//     for a row (exchanging sums, the root) is done by half as many warps; a warp's load of 32 chunks is whole sectors
+//     whatever the row length, and a block has 256 / group rows. A head of 128 is 8 threads.
+//   * Up to 128 chunks a warp does the row by itself, with shuffles and no barrier.
+//   * Longer rows have a block to themselves, of 64 or 128 threads with four chunks each. Small blocks rather than more
+//     chunks, so that one multiprocessor has several rows in different phases: while one waits at its barrier, others
+//     load. The registers, and so the resident blocks, are those of resident_blocks() in rows.cuh.
+//   * Twice as many threads with two chunks each where there are no more rows than multiprocessors (decoding: one row
+//     of 4096 is 256 threads): nothing else would use the multiprocessor, and each thread has half as much to do. Also
+//     where a residual, a float32 scale or an unusual form needs the registers.
+//   * Beyond, a block of 512 threads keeps the row in shared memory, which an H100 has 227 KB of, and copies the next
+//     one there meanwhile: two blocks for rows of up to 56 KB, one up to 113 KB. Rows up to twice that are alone there;
+//     past the limit the second reading comes from L2, which is faster than memory.
 struct RowConfiguration {
   std::int64_t most_chunks;
   std::int32_t group_log2;
   std::int32_t per_thread;
 };
 constexpr RowConfiguration kRows[] = {
-    {1, 0, 1},  {2, 1, 1},   {4, 2, 1},   {8, 3, 1},   {16, 4, 1},   {32, 5, 1},
-    {64, 5, 2}, {128, 5, 4}, {256, 6, 4}, {512, 7, 4}, {1024, 8, 4},
+    {2, 0, 2}, {4, 1, 2}, {8, 2, 2}, {16, 3, 2}, {32, 4, 2}, {64, 5, 2}, {128, 5, 4}, {256, 6, 4}, {512, 7, 4},
 };
 
 // Blocks are at least this large; smaller ones only where a row has fewer threads than that and there are too few rows
@@ -53,6 +54,7 @@ constexpr std::int64_t kSingleLoads = 4;     // values to a thread before more s
 // --------------------------------------------------------------------------------------------------------------------
 
 constexpr std::int64_t kChunkBytes = 16;
+constexpr std::int64_t kMostChunks = std::int64_t{1} << 30;  // of a row, whose numbers are to fit 32 bits
 
 std::int64_t round_up_to_power(std::int64_t value) {
   std::int64_t power = 1;
@@ -89,7 +91,6 @@ Weights weights(const rms_norm_params& p, const void* data, const std::int64_t* 
   Weights w = {};
   w.data = data;
   w.type = p.scale_type;
-  w.period = w.repeat = 1;
   if (!data) return w;
   const std::int32_t axis_end = p.axis_begin + p.axis_count;
   w.outer_end = append(w, 0, p.shape, strides, 0, p.axis_begin);
@@ -102,20 +103,21 @@ Weights weights(const rms_norm_params& p, const void* data, const std::int64_t* 
 bool type_fits(const Weights& w, std::int32_t x_type) { return w.type == x_type || w.type == RMS_NORM_FLOAT32; }
 
 // Whether the kernels of rows can use these weights; fills in what they need.
-bool fit_rows(Weights& w, std::int32_t x_type, std::int64_t rows) {
+bool fit_rows(const Weights& w, std::int32_t x_type, std::int64_t rows, RowWeights& result) {
+  result = {w.data, 0, 1, 1, w.type, w.single};
   if (!w.data) return true;
   if (!type_fits(w, x_type)) return false;
   if (!w.single && (w.axes_end - w.outer_end != 1 || w.stride[w.outer_end] != 1 || !aligned(w.data))) return false;
   for (std::int32_t i = w.outer_end - 1; i >= 0; --i) {
     if (w.stride[i] == 0) {
-      if (w.row_stride == 0) w.repeat *= static_cast<std::uint32_t>(w.extent[i]);
+      if (result.row_stride == 0) result.repeat *= static_cast<std::uint32_t>(w.extent[i]);
       continue;
     }
-    if (w.row_stride != 0 || rows > std::numeric_limits<std::uint32_t>::max()) return false;
-    w.row_stride = w.stride[i];
-    w.period = static_cast<std::uint32_t>(w.extent[i]);
+    if (result.row_stride != 0 || rows > std::numeric_limits<std::uint32_t>::max()) return false;
+    result.row_stride = w.stride[i];
+    result.period = static_cast<std::uint32_t>(w.extent[i]);
   }
-  return w.single || w.row_stride * element_size(w.type) % kChunkBytes == 0;
+  return w.single || result.row_stride * element_size(w.type) % kChunkBytes == 0;
 }
 
 // Whether the kernels that take chunks of columns can.
@@ -123,15 +125,19 @@ bool fit_columns(const Weights& w, std::int32_t x_type) {
   return !w.data || (type_fits(w, x_type) && w.outer_end == 0 && w.axes_end <= 1 && w.inner_end == w.axes_end);
 }
 
-RowKernels row_kernels(const rms_norm_params& p) {
+// The kernels of rows.cuh that a call needs.
+RowKernels row_kernels(const rms_norm_params& p, const RowArgs& a, std::int64_t size) {
   const bool wide = p.scale_type == RMS_NORM_FLOAT32;
+  const bool ordinary = a.measured == size && !a.bias.data && a.scale.row_stride == 0 && a.outer <= kOrdinaryRows;
+  const bool twice = p.x_type != RMS_NORM_FLOAT32 && p.round_type != RMS_NORM_FLOAT32;
+  const int form = !ordinary ? kAnyForm : twice ? kTwoRoundings : kOneRounding;
   switch (p.x_type) {
     case RMS_NORM_FLOAT16:
-      return float16_rows(wide, p.residual);
+      return float16_rows(wide, p.residual, form);
     case RMS_NORM_BFLOAT16:
-      return bfloat16_rows(wide, p.residual);
+      return bfloat16_rows(wide, p.residual, form);
     default:
-      return float32_rows(wide, p.residual);
+      return float32_rows(wide, p.residual, form);
   }
 }
 
@@ -139,29 +145,34 @@ unsigned blocks_for(std::int64_t wanted, const Device& device) {
   return static_cast<unsigned>(std::min(wanted, kBlocksPerMultiprocessor * device.multiprocessors));
 }
 
-void plan_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
-  Args& a = launch.args;
-  const RowKernels kernels = row_kernels(p);
-  const std::int64_t chunks = a.size * element_size(p.x_type) / kChunkBytes;
+void plan_rows(const RowKernels& kernels, const Device& device, Launch& launch) {
+  RowArgs& a = launch.row_args;
   for (const RowConfiguration& row : kRows) {
-    if (chunks > row.most_chunks) continue;
-    launch.kernel = row.per_thread == 1 ? kernels.chunks1 : row.per_thread == 2 ? kernels.chunks2 : kernels.chunks4;
-    a.group_log2 = row.group_log2;
-    launch.threads = row.group_log2 > 5 ? 1u << row.group_log2 : static_cast<unsigned>(kRowsThreads);
-    const auto blocks = [&] { return ceiling(a.outer, launch.threads >> row.group_log2); };
-    while (row.group_log2 <= 5 && launch.threads > kLeastThreads && blocks() < device.multiprocessors) {
+    if (a.chunks > row.most_chunks) continue;
+    const bool four = row.per_thread == 4 && kernels.chunks4 && a.outer > device.multiprocessors;
+    launch.rows = four ? kernels.chunks4 : kernels.chunks2;
+    a.group_log2 = row.group_log2 + (row.per_thread == 4 && !four ? 1 : 0);
+    launch.threads = a.group_log2 > 5 ? 1u << a.group_log2 : static_cast<unsigned>(kRowsThreads);
+    const auto blocks = [&] { return ceiling(a.outer, launch.threads >> a.group_log2); };
+    while (a.group_log2 <= 5 && launch.threads > kLeastThreads && blocks() < device.multiprocessors) {
       launch.threads /= 2;
     }
     launch.blocks = blocks_for(blocks(), device);
     launch.shared_bytes = kReduceBytes;
     return;
   }
-  launch.kernel = kernels.longer;
+  launch.rows = kernels.longer;
   launch.threads = kLongRowsThreads;
   a.group_log2 = 9;
-  a.staged = chunks * kChunkBytes <= device.shared_bytes - kReduceBytes;
-  launch.blocks = blocks_for(a.outer, device);
-  launch.shared_bytes = kReduceBytes + static_cast<unsigned>(a.staged ? chunks * kChunkBytes : 0);
+  const std::int64_t row_bytes = a.chunks * kChunkBytes * (a.residual ? 2 : 1);
+  const std::int64_t room = device.shared_bytes - kReduceBytes;
+  a.buffers = static_cast<std::int32_t>(std::min<std::int64_t>(room / row_bytes, 2));
+  // A block that copies its next row while it works on one has to have a next one, and gains nothing from others that
+  // wait for a multiprocessor: there are as many as can be resident.
+  const std::int64_t resident = 2 * a.buffers * row_bytes <= room - 2 * kReduceBytes ? 2 : 1;
+  launch.blocks = a.buffers == 2 ? static_cast<unsigned>(std::min(a.outer, resident * device.multiprocessors))
+                                 : blocks_for(a.outer, device);
+  launch.shared_bytes = kReduceBytes + static_cast<unsigned>(a.buffers * row_bytes);
 }
 
 void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& device, Launch& launch) {
@@ -188,12 +199,12 @@ void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& de
   a.slices = static_cast<std::int32_t>(slices);
   a.tiles = ceiling(columns, side_by_side);
   if (sizes.float64) {
-    launch.kernel = float64_kernel(p.x_type);
+    launch.strided = float64_kernel(p.x_type);
   } else {
     const StridedKernels kernels = p.x_type == RMS_NORM_FLOAT16    ? float16_strided()
                                    : p.x_type == RMS_NORM_BFLOAT16 ? bfloat16_strided()
                                                                    : float32_strided();
-    launch.kernel = !in_chunks ? kernels.single : kept ? kernels.chunked8 : kernels.chunked;
+    launch.strided = !in_chunks ? kernels.single : kept ? kernels.chunked8 : kernels.chunked;
   }
   launch.threads = kStridedThreads;
   launch.blocks = blocks_for(ceiling(a.outer * a.tiles, kStridedThreads / (side_by_side * slices)), device);
@@ -221,14 +232,26 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   a.inner = sizes.inner;
   a.measured = sizes.measured;
   a.round_type = p.round_type;
-  const bool in_rows = !sizes.float64 && a.inner == 1 && a.size * element_size(p.x_type) % kChunkBytes == 0 &&
-                       aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) &&
-                       fit_rows(a.scale, p.x_type, a.outer) && fit_rows(a.bias, p.x_type, a.outer);
-  if (in_rows) {
-    plan_rows(p, device, launch);
-  } else {
+  RowArgs& r = launch.row_args;
+  const std::int64_t row_bytes = a.size * element_size(p.x_type);
+  const bool in_rows = !sizes.float64 && a.inner == 1 && row_bytes % kChunkBytes == 0 &&
+                       row_bytes / kChunkBytes <= kMostChunks && aligned(a.x) && aligned(a.residual) && aligned(a.y) &&
+                       aligned(a.sum) && fit_rows(a.scale, p.x_type, a.outer, r.scale) &&
+                       fit_rows(a.bias, p.x_type, a.outer, r.bias);
+  if (!in_rows) {
     plan_strided(p, sizes, device, launch);
+    return RMS_NORM_OK;
   }
+  r.x = a.x;
+  r.residual = a.residual;
+  r.y = a.y;
+  r.sum = a.sum;
+  r.statistic = a.statistic;
+  r.outer = a.outer;
+  r.measured = a.measured;
+  r.chunks = static_cast<std::int32_t>(row_bytes / kChunkBytes);
+  r.round_type = a.round_type;
+  plan_rows(row_kernels(p, r, a.size), device, launch);
   return RMS_NORM_OK;
 }
 

@@ -13,7 +13,9 @@ struct Device {
 };
 
 struct Launch {
-  Kernel kernel;  // null where there is nothing to do
+  RowKernel rows;  // with row_args; or
+  Kernel strided;  // with args; both are null where there is nothing to do
+  RowArgs row_args;
   Args args;
   unsigned blocks;
   unsigned threads;

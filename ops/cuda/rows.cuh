@@ -3,6 +3,8 @@
 #ifndef RMSNORM_DEPLOY_CUDA_ROWS_CUH_
 #define RMSNORM_DEPLOY_CUDA_ROWS_CUH_
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "statistic.cuh"
 #include "weights.cuh"
@@ -10,19 +12,53 @@
 namespace rmsnorm_deploy {
 namespace cuda {
 
-// The sum over the threads of a row, the same bits in each. `partial` has room for one value of each warp.
-template <typename A>
-__device__ inline A reduced(A sum, unsigned lanes, int group_log2, A* partial) {
-  for (int offset = group_log2 < 5 ? (1 << group_log2) >> 1 : 16; offset > 0; offset >>= 1) {
-    sum.add(sum.shuffled(lanes, offset));
+// The second half of a sum over the threads of a row: over the sums of a thread, and over warps where the row has
+// several. `partial` has room for one value of each warp and sum.
+template <int kSums, typename A>
+__device__ inline A over_warps(const A (&sums)[kSums], int group_log2, A* partial) {
+  A total = sums[0];
+  if (group_log2 <= 5) {
+#pragma unroll
+    for (int q = 1; q < kSums; ++q) total.add(sums[q]);
+    return total;
   }
-  if (group_log2 <= 5) return sum;
-  const unsigned warp = threadIdx.x / kWarp;
-  if (threadIdx.x % kWarp == 0) partial[warp] = sum;
+  const int warps = 1 << (group_log2 - 5);
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  if (threadIdx.x % kWarp == 0) {
+#pragma unroll
+    for (int q = 0; q < kSums; ++q) partial[q * warps + warp] = sums[q];
+  }
   __syncthreads();
-  A total = partial[0];
-  for (int i = 1; i < 1 << (group_log2 - 5); ++i) total.add(partial[i]);
+  total = partial[0];
+  for (int i = 1; i < kSums * warps; ++i) total.add(partial[i]);
   return total;
+}
+
+// The sums over the threads of a row, added up, the same bits in each thread.
+//
+// A row of many chunks has one order of additions, whether a thread has two of its chunks and one sum, or half as many
+// threads have four chunks and two sums: so a row's result does not depend on how many rows there are beside it.
+template <int kSums, typename A>
+__device__ inline A reduced(A (&sums)[kSums], int group_log2, A* partial) {
+#pragma unroll
+  for (int step = 4; step >= 0; --step) {
+    if (step < group_log2) {
+#pragma unroll
+      for (int q = 0; q < kSums; ++q) sums[q].add(sums[q].shuffled(kAllLanes, 1 << step));
+    }
+  }
+  return over_warps(sums, group_log2, partial);
+}
+
+// The same where only the lanes that share this thread's row come, and only seldom.
+template <int kSums, typename A>
+__device__ inline A reduced_alone(A (&sums)[kSums], unsigned lanes, int group_log2, A* partial) {
+#pragma unroll 1
+  for (int offset = group_log2 < 5 ? 1 << group_log2 >> 1 : 16; offset > 0; offset >>= 1) {
+#pragma unroll
+    for (int q = 0; q < kSums; ++q) sums[q].add(sums[q].shuffled(lanes, offset));
+  }
+  return over_warps(sums, group_log2, partial);
 }
 
 // The lanes that share this thread's row.
@@ -32,11 +68,11 @@ __device__ inline unsigned lanes_of_row(int group_log2) {
   return ((1u << (1 << group_log2)) - 1) << first;
 }
 
-// Values of one chunk, of which the first `measured` count; zeros for the others.
-template <typename T>
+// Values of one chunk, of which the first `measured` count; zeros for the others. In ordinary rows all count.
+template <typename T, bool kAll>
 __device__ inline void unpack_measured(const uint4& raw, float (&values)[kChunk<T>], std::int64_t measured) {
   unpack(raw, values, static_cast<const T*>(nullptr));
-  if (measured < kChunk<T>) {
+  if (!kAll && measured < kChunk<T>) {
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) values[i] = i < measured ? values[i] : 0.0f;
   }
@@ -60,7 +96,7 @@ struct Largest {
   float value = 0;
   __device__ void take(float, const uint4& raw, std::int64_t measured) {
     float v[kChunk<T>];
-    unpack_measured<T>(raw, v, measured);
+    unpack_measured<T, false>(raw, v, measured);
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) value = fmaxf(value, fabsf(v[i]));
   }
@@ -77,26 +113,31 @@ struct Scaled {
   SumOf<T> sum;
   __device__ void take(float shift, const uint4& raw, std::int64_t measured) {
     float v[kChunk<T>];
-    unpack_measured<T>(raw, v, measured);
+    unpack_measured<T, false>(raw, v, measured);
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) v[i] *= shift;
     sum.add(squares<T>(v));
   }
 };
 
-// The factor of a row that is not ordinary. `each` hands every chunk of this thread to what it is given. All threads of
-// the row come here, and no others need to: fewer than a warp where a warp has several rows, else the whole block.
-template <typename T, typename Each>
-__device__ inline Factor rescued(const SumOf<T>& sum, const Args& a, SumOf<T>* partial, Each each) {
+// The factor of a row that is not ordinary. each(results, shift) hands every chunk of this thread to the result of its
+// sum. All threads of the row come here, and no others need to: fewer than a warp where a warp has several rows, else
+// the whole block.
+template <typename T, int kSums, typename Each>
+__device__ inline Factor rescued(const SumOf<T>& sum, const RowArgs& a, SumOf<T>* partial, Each each) {
   const unsigned lanes = lanes_of_row(a.group_log2);
-  Largest<T> most;
+  Largest<T> most[kSums];
   each(most, 1.0f);
-  most = reduced(most, lanes, a.group_log2, reinterpret_cast<Largest<T>*>(partial + 2 * kMostWarps));
-  const float shift = scaling(most.value, a.statistic);
-  Scaled<T> scaled;
+  const float largest =
+      reduced_alone(most, lanes, a.group_log2, reinterpret_cast<Largest<T>*>(partial + 2 * kMostWarps)).value;
+  const float shift = scaling(largest, a.statistic);
+  Scaled<T> scaled[kSums];
   each(scaled, shift);
-  scaled.sum = reduced(scaled.sum, lanes, a.group_log2, partial + 3 * kMostWarps);
-  return rescued_factor(sum, scaled.sum, most.value, shift, a.statistic);
+  SumOf<T> sums[kSums];
+#pragma unroll
+  for (int q = 0; q < kSums; ++q) sums[q] = scaled[q].sum;
+  const SumOf<T> total = reduced_alone(sums, lanes, a.group_log2, partial + 3 * kMostWarps);
+  return rescued_factor(sum, total, largest, shift, a.statistic);
 }
 
 // x + residual, rounded to T.
@@ -111,38 +152,35 @@ __device__ inline uint4 added(const uint4& x, const uint4& residual, const Stati
   return pack(v, static_cast<const T*>(nullptr));
 }
 
-template <typename T>
-__device__ inline void round_all(float (&values)[kChunk<T>]) {
-#pragma unroll
-  for (int i = 0; i < kChunk<T>; ++i) values[i] = rounded<T>(values[i]);
-}
-
 // y of one chunk. `bias` is where the row's bias begins.
-template <typename T, typename S>
+template <typename T, typename S, int kForm, bool kOrdinary>
 __device__ inline uint4 finished(const uint4& raw, const Factor& f, const WeightChunk<T, S>& scale, const void* bias,
-                                 std::int64_t index, const Args& a) {
+                                 std::int64_t index, const RowArgs& a) {
   constexpr int kValues = kChunk<T>;
-  const bool twice = sizeof(T) == 2 && a.round_type != RMS_NORM_FLOAT32;
+  const bool twice =
+      kForm == kTwoRoundings || (kForm == kAnyForm && sizeof(T) == 2 && a.round_type != RMS_NORM_FLOAT32);
   float v[kValues];
-  float w[kValues];
   unpack(raw, v, static_cast<const T*>(nullptr));
-  scale.unpacked(w);
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) v[i] = normalised<T>(v[i], f);
-  if (twice) {
-    round_all<T>(v);
-    if (sizeof(S) != sizeof(T)) round_all<T>(w);
+  for (int i = 0; i < kValues; ++i) v[i] = normalised<T, kOrdinary>(v[i], f);
+  if constexpr (sizeof(T) == 2) {
+    if (twice) {
+      const uint4 y = product(pack(v, static_cast<const T*>(nullptr)), scale.packed(), static_cast<const T*>(nullptr));
+      if (kForm != kAnyForm || !a.bias.data) return y;
+      unpack(y, v, static_cast<const T*>(nullptr));
+    }
   }
+  float w[kValues];
+  if (!twice) {
+    scale.unpacked(w);
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) v[i] *= w[i];
-  if (a.bias.data) {
+    for (int i = 0; i < kValues; ++i) v[i] *= w[i];
+  }
+  if (kForm == kAnyForm && a.bias.data) {
     WeightChunk<T, S> b;
     b.load(bias, index, a.bias.single);
     b.unpacked(w);
-    if (twice) {
-      round_all<T>(v);
-      if (sizeof(S) != sizeof(T)) round_all<T>(w);
-    }
+    if (sizeof(S) != sizeof(T) && twice) round_all<T>(w);
 #pragma unroll
     for (int i = 0; i < kValues; ++i) v[i] += w[i];
   }
@@ -150,175 +188,246 @@ __device__ inline uint4 finished(const uint4& raw, const Factor& f, const Weight
 }
 
 template <typename S>
-__device__ inline const void* weights_of_row(const Weights& w, std::int64_t row) {
+__device__ inline const void* weights_of_row(const RowWeights& w, std::int64_t row) {
   if (w.row_stride == 0) return w.data;
   return static_cast<const S*>(w.data) + static_cast<std::uint32_t>(row) / w.repeat % w.period * w.row_stride;
 }
 
-// Least number of resident blocks of 256 threads that the compiler has to leave registers for. What counts is that
-// enough bytes are in flight on a multiprocessor (by Little's law an H100 wants some 20 KB of loads) and that nothing
-// spills. Blocks, registers a thread, and bytes of x in flight; a residual doubles them:
-//
-//   chunks   x and scale of its type   with residual, or a float32 scale   with both
-//     1       6    40    24 KB          5    48    20 KB                    4    64    16 KB
-//     2       4    64    32 KB          4    64    32 KB                    3    80    24 KB
-//     4       3    80    48 KB          2   128    32 KB                    2   128    32 KB
-constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
-  if (chunks == 1) return residual && wide_scale ? 4 : residual || wide_scale ? 5 : 6;
-  if (chunks == 2) return residual && wide_scale ? 3 : 4;
-  return residual || wide_scale ? 2 : 3;
+// Chunk `index` of a row's scale. Where both roundings are certain, a float32 scale is rounded to x's type at once, and
+// the kernel is the same for both.
+template <typename T, typename S, int kForm>
+__device__ inline WeightChunk<T, S> scale_chunk(const RowWeights& w, const void* from, int index) {
+  WeightChunk<T, S> chunk;
+  if constexpr (kForm == kTwoRoundings) {
+    if (w.type == RMS_NORM_FLOAT32) {
+      WeightChunk<T, float> wide;
+      wide.load(from, index, w.single);
+      chunk.raw[0] = wide.packed();
+      return chunk;
+    }
+  }
+  chunk.load(from, index, w.single);
+  return chunk;
 }
 
-// Rows of at most kChunks chunks to a thread, kept in registers.
-template <typename T, typename S, int kChunks, bool kResidual>
-__global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidual, sizeof(S) != sizeof(T)))
-    rows_kernel(const __grid_constant__ Args a) {
+// All that is left of a row that is not ordinary. It is seldom, and reads everything again: the kernel then keeps
+// nothing for it, and it is short.
+template <typename T, typename S, int kSums, bool kResidual, int kForm>
+__device__ inline void finish_odd(const SumOf<T>& sum, const RowArgs& a, std::int64_t row, SumOf<T>* partial) {
   constexpr int kValues = kChunk<T>;
   const int group = 1 << a.group_log2;
   const int lane = static_cast<int>(threadIdx.x) & (group - 1);
-  const int chunks = static_cast<int>(a.size / kValues);
-  const std::int64_t rows_per_block = blockDim.x >> a.group_log2;
-  const std::int64_t step = rows_per_block * gridDim.x;
+  const bool there = row < a.outer;
+  const int chunks = there ? a.chunks : 0;
+  const std::int64_t start = row * a.chunks;
+  const void* const again = kResidual ? a.sum : a.x;  // this thread has stored those of its chunks
+  const Factor factor = rescued<T, kSums>(sum, a, partial, [&](auto& results, float shift) {
+#pragma unroll 1
+    for (int first = lane; first < chunks; first += kSums * group) {
+#pragma unroll
+      for (int q = 0; q < kSums; ++q) {
+        const int index = first + q * group;
+        if (index < chunks) results[q].take(shift, load_chunk(again, start + index), a.measured - index * kValues);
+      }
+    }
+  });
+  const void* const scale = there ? weights_of_row<S>(a.scale, row) : nullptr;
+  const void* const bias = there && a.bias.data ? weights_of_row<S>(a.bias, row) : nullptr;
+#pragma unroll 1
+  for (int index = lane; index < chunks; index += group) {
+    const WeightChunk<T, S> w = scale_chunk<T, S, kForm>(a.scale, scale, index);
+    const uint4 raw = load_chunk(again, start + index);
+    store_chunk(a.y, start + index, finished<T, S, kForm, false>(raw, factor, w, bias, index, a));
+  }
+}
+
+// Least number of resident blocks of 256 threads that the compiler has to leave registers for. What counts is that
+// enough bytes are in flight on a multiprocessor (by Little's law an H100 wants some 20 KB of loads) and that nothing
+// spills. Blocks, registers a thread, and bytes of x and residual in flight:
+//
+//   chunks   x and scale of its type   with residual, or a float32 scale   with both
+//     2       4    64    32 KB          4    64    64 KB, 32 KB              3    80    48 KB
+//     4       3    80    48 KB
+constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
+  return chunks == 4 || (residual && wide_scale) ? 3 : 4;
+}
+
+// Rows of at most kChunks chunks to a thread, kept in registers.
+template <typename T, typename S, int kChunks, bool kResidual, int kForm>
+__global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidual, sizeof(S) != sizeof(T)))
+    rows_kernel(const __grid_constant__ RowArgs a) {
+  constexpr int kValues = kChunk<T>;
+  constexpr int kSums = kChunks / 2;
+  constexpr bool kPlain = kForm != kAnyForm;
+  // An ordinary call has so few rows that their numbers fit 32 bits. Offsets never do.
+  using Row = std::conditional_t<kPlain, std::int32_t, std::int64_t>;
+  const int group = 1 << a.group_log2;
+  const int lane = static_cast<int>(threadIdx.x) & (group - 1);
+  const int chunks = a.chunks;
+  const Row rows = static_cast<Row>(a.outer);
+  const Row rows_per_block = static_cast<Row>(blockDim.x >> a.group_log2);
+  const Row step = rows_per_block * static_cast<Row>(gridDim.x);
   auto* const partial = reinterpret_cast<SumOf<T>*>(shared_memory);
   int turn = 0;
   WeightChunk<T, S> scale[kChunks];
   bool loaded = false;
 
   // The bound is the same for the whole block, so that every thread reaches every barrier and shuffle.
-  for (std::int64_t first = blockIdx.x * rows_per_block; first < a.outer; first += step) {
-    const std::int64_t row = first + (threadIdx.x >> a.group_log2);
-    const std::int64_t start = row * chunks;
+  Row first = static_cast<Row>(blockIdx.x) * rows_per_block;
+  std::int64_t start = static_cast<std::int64_t>(first + static_cast<Row>(threadIdx.x >> a.group_log2)) * chunks + lane;
+  for (; first < rows; first += step, start += static_cast<std::int64_t>(step) * chunks) {
+    const Row row = first + static_cast<Row>(threadIdx.x >> a.group_log2);
     bool has[kChunks];
     uint4 x[kChunks];
     uint4 residual[kChunks];
 #pragma unroll
     for (int p = 0; p < kChunks; ++p) {
-      const int index = lane + p * group;
-      has[p] = row < a.outer && index < chunks;
-      x[p] = has[p] ? load_chunk(a.x, start + index) : make_uint4(0, 0, 0, 0);
-      if (kResidual) residual[p] = has[p] ? load_chunk(a.residual, start + index) : make_uint4(0, 0, 0, 0);
+      has[p] = row < rows && lane + p * group < chunks;
+      x[p] = has[p] ? load_chunk(a.x, start + p * group) : make_uint4(0, 0, 0, 0);
+      if (kResidual) residual[p] = has[p] ? load_chunk(a.residual, start + p * group) : make_uint4(0, 0, 0, 0);
     }
     // Asked for now, needed only after the reduction; the same for all rows of this block unless scale has outer
     // dimensions.
     if (!loaded) {
-      loaded = a.scale.row_stride == 0;
-      const void* const from = row < a.outer ? weights_of_row<S>(a.scale, row) : a.scale.data;
+      loaded = kPlain || a.scale.row_stride == 0;
+      const void* const from = !kPlain && row < rows ? weights_of_row<S>(a.scale, row) : a.scale.data;
 #pragma unroll
       for (int p = 0; p < kChunks; ++p) {
         const int index = lane + p * group;
-        if (index < chunks) scale[p].load(from, index, a.scale.single);
+        if (index < chunks) scale[p] = scale_chunk<T, S, kForm>(a.scale, from, index);
       }
     }
 
-    SumOf<T> sum;
+    SumOf<T> sums[kSums];
 #pragma unroll
     for (int p = 0; p < kChunks; ++p) {
-      const int index = lane + p * group;
       if (kResidual) {
         x[p] = added<T>(x[p], residual[p], a.statistic);
-        if (has[p]) store_chunk(a.sum, start + index, x[p]);
+        if (has[p]) store_chunk(a.sum, start + p * group, x[p]);
       }
       float v[kValues];
-      unpack_measured<T>(x[p], v, a.measured - index * kValues);
-      sum.add(squares<T>(v));
+      unpack_measured<T, kPlain>(x[p], v, a.measured - (lane + p * group) * kValues);
+      sums[p % kSums].add(squares<T>(v));
     }
-    sum = reduced(sum, kAllLanes, a.group_log2, partial + turn * kMostWarps);
+    const SumOf<T> sum = reduced(sums, a.group_log2, partial + turn * kMostWarps);
     turn ^= 1;
     const Mean mean = mean_of(sum, a.statistic);
-    Factor factor = factor_of(mean, a.statistic, sum);
-    if (!is_ordinary(mean, a.statistic)) {  // the same in all threads of a row
-      factor = rescued<T>(sum, a, partial, [&](auto& result, float shift) {
+    const void* const bias = !kPlain && a.bias.data && row < rows ? weights_of_row<S>(a.bias, row) : nullptr;
+    if (is_ordinary(mean, a.statistic)) {  // the same in all threads of a row
+      const Factor factor = factor_of(mean, a.statistic, sum);
 #pragma unroll
-        for (int p = 0; p < kChunks; ++p) {
-          keep_packed(x[p]);
-          result.take(shift, x[p], a.measured - (lane + p * group) * kValues);
-        }
-      });
-    }
-    const void* const bias = a.bias.data && row < a.outer ? weights_of_row<S>(a.bias, row) : nullptr;
-#pragma unroll
-    for (int p = 0; p < kChunks; ++p) {
-      keep_packed(x[p]);
-      const int index = lane + p * group;
-      if (has[p]) store_chunk(a.y, start + index, finished<T, S>(x[p], factor, scale[p], bias, index, a));
+      for (int p = 0; p < kChunks; ++p) {
+        keep_packed(x[p]);
+        if (!kPlain && !has[p]) continue;  // a bias is not read behind its end; all else is cheaper without a branch
+        const uint4 y = finished<T, S, kForm, true>(x[p], factor, scale[p], bias, lane + p * group, a);
+        if (has[p]) store_chunk(a.y, start + p * group, y);
+      }
+    } else {
+      finish_odd<T, S, kSums, kResidual, kForm>(sum, a, row, partial);
     }
   }
 }
 
-// Longer rows, one to a block: kept in shared memory where `staged`, else read twice.
+// Longer rows, one to a block. Kept in shared memory if that has room for a row, with its residual beside it; with room
+// for a second one, the next row is copied there while this one is worked on. Else read twice.
 template <typename T, typename S, bool kResidual>
-__global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __grid_constant__ RowArgs a) {
   constexpr int kValues = kChunk<T>;
   constexpr int kBatch = 2;
-  const std::int64_t chunks = a.size / kValues;
-  const std::int64_t stride = blockDim.x;
-  const bool single = a.scale.single;
+  const int chunks = a.chunks;
+  const int stride = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
   auto* const partial = reinterpret_cast<SumOf<T>*>(shared_memory);
-  uint4* const kept = shared_memory + kReduceBytes / 16;
   int turn = 0;
+  // Each thread reads only what it has copied or put away itself. So it waits for nobody else's copies, and copies into
+  // a buffer when it has finished with what was there: its last stores to y needed that.
+  const auto buffer = [&](std::int64_t row) {
+    const bool second = a.buffers == 2 && (row / gridDim.x & 1) != 0;
+    return shared_memory + kReduceBytes / 16 + (second ? (kResidual ? 2 : 1) * chunks : 0);
+  };
+  const auto fetch = [&](std::int64_t row) {
+    if (row < a.outer) {
+      uint4* const to = buffer(row);
+      for (int index = thread; index < chunks; index += stride) {
+        copy_ahead(to + index, a.x, row * chunks + index);
+        if (kResidual) copy_ahead(to + chunks + index, a.residual, row * chunks + index);
+      }
+    }
+    end_of_copies();
+  };
 
+  if (a.buffers == 2) fetch(blockIdx.x);
   for (std::int64_t row = blockIdx.x; row < a.outer; row += gridDim.x) {
     const std::int64_t start = row * chunks;
-    SumOf<T> sum;
-    for (std::int64_t first = threadIdx.x; first < chunks; first += kBatch * stride) {
+    uint4* const kept = buffer(row);
+    if (a.buffers == 2) {
+      fetch(row + gridDim.x);
+      wait_for_copies<1>();
+    } else if (a.buffers == 1) {
+      fetch(row);
+      wait_for_copies<0>();
+    }
+    SumOf<T> sums[1];
+    for (int first = thread; first < chunks; first += kBatch * stride) {
       uint4 x[kBatch];
       uint4 residual[kBatch];
 #pragma unroll
       for (int p = 0; p < kBatch; ++p) {
-        const std::int64_t index = first + p * stride;
-        x[p] = index < chunks ? load_chunk(a.x, start + index) : make_uint4(0, 0, 0, 0);
-        if (kResidual) residual[p] = index < chunks ? load_chunk(a.residual, start + index) : make_uint4(0, 0, 0, 0);
+        const int index = first + p * stride;
+        x[p] = residual[p] = make_uint4(0, 0, 0, 0);
+        if (index >= chunks) continue;
+        x[p] = a.buffers ? kept[index] : load_chunk(a.x, start + index);
+        if (kResidual) residual[p] = a.buffers ? kept[chunks + index] : load_chunk(a.residual, start + index);
       }
 #pragma unroll
       for (int p = 0; p < kBatch; ++p) {
-        const std::int64_t index = first + p * stride;
+        const int index = first + p * stride;
         if (kResidual) {
           x[p] = added<T>(x[p], residual[p], a.statistic);
           if (index < chunks) store_chunk(a.sum, start + index, x[p]);
+          if (a.buffers && index < chunks) kept[index] = x[p];
         }
-        if (a.staged && index < chunks) kept[index] = x[p];
         float v[kValues];
-        unpack_measured<T>(x[p], v, a.measured - index * kValues);
-        sum.add(squares<T>(v));
+        unpack_measured<T, false>(x[p], v, a.measured - static_cast<std::int64_t>(index) * kValues);
+        sums[0].add(squares<T>(v));
       }
     }
-    // Each thread reads back only what it has put away itself, from either place.
     const uint4* const again =
-        a.staged ? kept : static_cast<const uint4*>(kResidual ? static_cast<const void*>(a.sum) : a.x) + start;
+        a.buffers ? kept : static_cast<const uint4*>(kResidual ? static_cast<const void*>(a.sum) : a.x) + start;
     const void* const from = weights_of_row<S>(a.scale, row);
     WeightChunk<T, S> scale[kBatch];
 #pragma unroll
     for (int p = 0; p < kBatch; ++p) {
-      const std::int64_t index = threadIdx.x + p * stride;
-      if (index < chunks) scale[p].load(from, index, single);
+      const int index = thread + p * stride;
+      if (index < chunks) scale[p].load(from, index, a.scale.single);
     }
-    sum = reduced(sum, kAllLanes, a.group_log2, partial + turn * kMostWarps);
+    const SumOf<T> sum = reduced(sums, a.group_log2, partial + turn * kMostWarps);
     turn ^= 1;
     const Mean mean = mean_of(sum, a.statistic);
     Factor factor = factor_of(mean, a.statistic, sum);
     if (!is_ordinary(mean, a.statistic)) {
-      factor = rescued<T>(sum, a, partial, [&](auto& result, float shift) {
-        for (std::int64_t index = threadIdx.x; index < chunks; index += stride) {
-          const uint4 raw = again[index];
-          result.take(shift, raw, a.measured - index * kValues);
+      factor = rescued<T, 1>(sum, a, partial, [&](auto& results, float shift) {
+        for (int index = thread; index < chunks; index += stride) {
+          const uint4 raw = again[index];  // a reference would be read byte by byte
+          results[0].take(shift, raw, a.measured - static_cast<std::int64_t>(index) * kValues);
         }
       });
     }
     const void* const bias = a.bias.data ? weights_of_row<S>(a.bias, row) : nullptr;
-    for (std::int64_t first = threadIdx.x; first < chunks; first += kBatch * stride) {
+    for (int first = thread; first < chunks; first += kBatch * stride) {
       uint4 x[kBatch];
 #pragma unroll
       for (int p = 0; p < kBatch; ++p) {
-        const std::int64_t index = first + p * stride;
+        const int index = first + p * stride;
         x[p] = index < chunks ? again[index] : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int p = 0; p < kBatch; ++p) {
-        const std::int64_t index = first + p * stride;
+        const int index = first + p * stride;
         if (index < chunks) {
-          store_chunk(a.y, start + index, finished<T, S>(x[p], factor, scale[p], bias, index, a));
-          const std::int64_t next = index + kBatch * stride;
-          if (next < chunks) scale[p].load(from, next, single);
+          store_chunk(a.y, start + index, finished<T, S, kAnyForm, false>(x[p], factor, scale[p], bias, index, a));
+          const int next = index + kBatch * stride;
+          if (next < chunks) scale[p].load(from, next, a.scale.single);
         }
       }
     }

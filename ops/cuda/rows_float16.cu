@@ -3,7 +3,9 @@
 namespace rmsnorm_deploy {
 namespace cuda {
 
-RowKernels float16_rows(bool wide_scale, bool residual) noexcept { return row_kernels<Half>(wide_scale, residual); }
+RowKernels float16_rows(bool wide_scale, bool residual, int form) noexcept {
+  return row_kernels<Half>(wide_scale, residual, form);
+}
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

@@ -3,7 +3,7 @@
 namespace rmsnorm_deploy {
 namespace cuda {
 
-RowKernels float32_rows(bool, bool residual) noexcept { return row_kernels<float, float>(residual); }
+RowKernels float32_rows(bool, bool residual, int form) noexcept { return row_kernels<float, float>(residual, form); }
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

@@ -136,7 +136,7 @@ __device__ inline Reciprocal reciprocal_of(float value, float lost) {
 
 // 1 / max(sqrt(mean) + epsilon_outside, rms_floor).
 __device__ inline Reciprocal reciprocal_of(const Mean& mean, const Statistic& s) {
-  const float high = mean.value > 0.0f ? rsqrtf(mean.value) * kLow : 0.0f;
+  const float high = mean.value > 0.0f ? inverse_root(mean.value) * kLow : 0.0f;
   const float square = high * high;
   const float square_lost = fmaf(high, high, -square);
   const float product = mean.value * square;
@@ -200,9 +200,9 @@ __device__ inline Factor rescued_factor(const S& sum, const S& scaled, float mos
 }
 
 // The normalised value.
-template <typename T>
+template <typename T, bool kOrdinary = false>
 __device__ inline float normalised(float x, const Factor& f) {
-  const float shifted = x * f.shift;
+  const float shifted = kOrdinary ? x : x * f.shift;  // of an ordinary row the shift is 1
   return sizeof(T) == 2 ? shifted * f.high : fmaf(shifted, f.high, shifted * f.low);
 }
 

@@ -94,6 +94,17 @@ struct WeightChunk {
       for (int i = 0; i < kParts; ++i) memcpy(values + i * kChunk<S>, &raw[i], sizeof raw[i]);
     }
   }
+
+  // Rounded to T.
+  __device__ uint4 packed() const {
+    if constexpr (kParts == 1) {
+      return raw[0];
+    } else {
+      float values[kChunk<T>];
+      unpacked(values);
+      return pack(values, static_cast<const T*>(nullptr));
+    }
+  }
 };
 
 }  // namespace cuda

@@ -28,24 +28,33 @@ class Fault:
 FAULTS = [
     Fault(
         "missing barrier",
-        *("rows.cuh", "  __syncthreads();\n  A total = partial[0];", "  A total = partial[0];", "rows_float32"),
+        *("rows.cuh", "  __syncthreads();\n  total = partial[0];", "  total = partial[0];", "rows_float32"),
         *(kernel_tests.test_every_row_configuration, (F32, F32, False)),
     ),
     Fault(
         "one buffer for the partial sums of all rows",
         "rows.cuh",
-        "    turn ^= 1;\n    const Mean mean = mean_of(sum, a.statistic);\n"
-        "    Factor factor = factor_of(mean, a.statistic, sum);\n"
-        "    if (!is_ordinary(mean, a.statistic)) {  // the same",
-        "    const Mean mean = mean_of(sum, a.statistic);\n"
-        "    Factor factor = factor_of(mean, a.statistic, sum);\n"
-        "    if (!is_ordinary(mean, a.statistic)) {  // the same",
+        "partial + turn * kMostWarps);\n    turn ^= 1;\n"
+        "    const Mean mean = mean_of(sum, a.statistic);\n    const void",
+        "partial + turn * kMostWarps);\n    const Mean mean = mean_of(sum, a.statistic);\n    const void",
+        *("rows_float32", kernel_tests.test_a_block_goes_on_to_further_rows, (2048,)),
+    ),
+    Fault(
+        "one buffer for the partial sums of all long rows",
+        "rows.cuh",
+        "partial + turn * kMostWarps);\n    turn ^= 1;\n    const Mean mean = mean_of(sum, a.statistic);\n    Factor",
+        "partial + turn * kMostWarps);\n    const Mean mean = mean_of(sum, a.statistic);\n    Factor",
         *("rows_float32", kernel_tests.test_a_block_goes_on_to_further_rows, (4096,)),
     ),
     Fault(
         "wrong lane",
-        *("rows.cuh", "offset > 0; offset >>= 1) {\n    sum.add", "offset > 1; offset >>= 1) {\n    sum.add"),
+        *("rows.cuh", "for (int step = 4; step >= 0; --step) {", "for (int step = 4; step >= 1; --step) {"),
         *("rows_float32", kernel_tests.test_every_row_configuration, (F32, F32, False)),
+    ),
+    Fault(
+        "wrong lane of a row that is not ordinary",
+        *("rows.cuh", ": 16; offset > 0; offset >>= 1) {", ": 16; offset > 1; offset >>= 1) {", "rows_float32"),
+        *(kernel_tests.test_odd_rows_do_not_disturb_their_neighbours, (F32, 64)),
     ),
     Fault(
         "all lanes where only those of a row exchange",
@@ -54,28 +63,38 @@ FAULTS = [
     ),
     Fault(
         "missing tail of a row",
-        *("rows.cuh", "has[p] = row < a.outer && index < chunks;", "has[p] = row < a.outer && index < (chunks & ~1);"),
+        *(
+            "rows.cuh",
+            "has[p] = row < rows && lane + p * group < chunks;",
+            "has[p] = row < rows && lane + p * group < (chunks & ~1);",
+        ),
         *("rows_float32", kernel_tests.test_every_row_configuration, (F32, F32, False)),
     ),
     Fault(
         "missing end of a row",
-        *("rows.cuh", "has[p] = row < a.outer && index < chunks;", "has[p] = row < a.outer;", "rows_float32"),
+        *("rows.cuh", "has[p] = row < rows && lane + p * group < chunks;", "has[p] = row < rows;", "rows_float32"),
         *(kernel_tests.test_every_row_configuration, (F32, F32, False), "out of bounds"),
     ),
     Fault(
         "rows past the last",
-        *("rows.cuh", "has[p] = row < a.outer && index < chunks;", "has[p] = index < chunks;", "rows_float32"),
+        *(
+            "rows.cuh",
+            "has[p] = row < rows && lane + p * group < chunks;",
+            "has[p] = lane + p * group < chunks;",
+            "rows_float32",
+        ),
         *(kernel_tests.test_every_row_configuration, (F32, F32, False), "out of bounds"),
     ),
     Fault(
         "row stride in blocks of several rows",
-        *("rows.cuh", "first + (threadIdx.x >> a.group_log2)", "first + (threadIdx.x >> 5)", "rows_float32"),
+        *("rows.cuh", "row = first + static_cast<Row>(threadIdx.x >> a.group_log2)"),
+        *("row = first + static_cast<Row>(threadIdx.x >> 5)", "rows_float32"),
         *(kernel_tests.test_every_row_configuration, (F32, F32, False)),
     ),
     Fault(
         "unaligned vector load",
         "plan.cu",
-        "aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) &&\n                       fit_rows",
+        "aligned(a.x) && aligned(a.residual) && aligned(a.y) &&\n                       aligned(a.sum) && fit_rows",
         "fit_rows",
         PLAN,
         *(kernel_tests.test_one_tensor_off_by_an_element, (F32, (4, 64)), "misaligned: needs a multiple of 16"),
@@ -83,9 +102,16 @@ FAULTS = [
     Fault(
         "32-bit offset",
         "rows.cuh",
-        "    const std::int64_t start = row * chunks;\n    bool has",
-        "    const std::int64_t start = static_cast<std::int32_t>(row * chunks);\n    bool has",
+        "std::int64_t start = static_cast<std::int64_t>(first +",
+        "std::int32_t start = static_cast<std::int32_t>(first +",
         *("rows_float16", kernel_tests.test_offsets_beyond_32_bits, (F16, (2**31 + 2**10, 8), 256), "out of bounds"),
+    ),
+    Fault(
+        "32-bit offset of ordinary rows",
+        "rows.cuh",
+        "std::int64_t start = static_cast<std::int64_t>(first +",
+        "std::int32_t start = static_cast<std::int32_t>(first +",
+        *("rows_float16", kernel_tests.test_offsets_beyond_32_bits, (F16, (2**28 + 2**10, 64), 64), "overflow"),
     ),
     Fault(
         "32-bit offset of strided groups",
@@ -111,21 +137,83 @@ FAULTS = [
     Fault(
         "accumulation in float16",
         *("statistic.cuh", "{ value += term; }", "{ value = rounded<Half>(value + term); }", "rows_float16"),
-        *(kernel_tests.test_large_float16_values_are_not_lost, (4096,)),
+        *(kernel_tests.test_large_float16_values_are_not_lost, (2048,)),
     ),
     Fault(
         "no rounding before the scale",
         "rows.cuh",
-        "  if (twice) {\n    round_all<T>(v);\n    if (sizeof(S) != sizeof(T)) round_all<T>(w);\n  }\n#pragma",
-        "  if (twice) {\n    if (sizeof(S) != sizeof(T)) round_all<T>(w);\n  }\n#pragma",
+        "kForm == kTwoRoundings || (kForm == kAnyForm",
+        "(kForm == kAnyForm",
         *("rows_bfloat16", kernel_tests.test_every_row_configuration, (BF16, BF16, False)),
+    ),
+    Fault(
+        "no rounding before the scale where there is a bias",
+        "rows.cuh",
+        "(kForm == kAnyForm && sizeof(T) == 2 && a.round_type != RMS_NORM_FLOAT32)",
+        "false",
+        *("rows_bfloat16", kernel_tests.test_every_attribute_in_chunks_of_rows, (BF16, BF16, 16)),
+    ),
+    Fault(
+        "a rounding too many",
+        "plan.cu",
+        "const bool twice = p.x_type != RMS_NORM_FLOAT32 &&",
+        "const bool twice = p.x_type != RMS_NORM_FLOAT32 ||",
+        *(PLAN, kernel_tests.test_every_row_configuration, (BF16, BF16, False)),
     ),
     Fault(
         "no rounding of a float32 scale",
         "rows.cuh",
-        "  if (twice) {\n    round_all<T>(v);\n    if (sizeof(S) != sizeof(T)) round_all<T>(w);\n  }\n#pragma",
-        "  if (twice) {\n    round_all<T>(v);\n  }\n#pragma",
-        *("rows_bfloat16", kernel_tests.test_every_row_configuration, (BF16, F32, False)),
+        "      const uint4 y = product(pack(v, static_cast<const T*>(nullptr)), scale.packed(), "
+        "static_cast<const T*>(nullptr));\n",
+        "      round_all<T>(v);\n      float u[kValues];\n      scale.unpacked(u);\n"
+        "      for (int i = 0; i < kValues; ++i) u[i] *= v[i];\n"
+        "      const uint4 y = pack(u, static_cast<const T*>(nullptr));\n",
+        *("rows_bfloat16", kernel_tests.test_every_attribute_in_chunks_of_rows, (BF16, F32, 16)),
+    ),
+    Fault(
+        "a float32 scale read as one of x's type",
+        *("rows.cuh", "if (w.type == RMS_NORM_FLOAT32) {", "if (w.type == RMS_NORM_FLOAT64) {", "rows_float16"),
+        *(kernel_tests.test_every_row_configuration, (F16, F32, False)),
+    ),
+    Fault(
+        "no rounding of a float32 bias",
+        *("rows.cuh", "if (sizeof(S) != sizeof(T) && twice) round_all<T>(w);", "", "rows_bfloat16"),
+        *(kernel_tests.test_every_attribute_in_chunks_of_rows, (BF16, F32, 16)),
+    ),
+    Fault(
+        "an upper half with the bits of the lower one",
+        *("device.h", "both & 0xffff0000u", "both", "rows_bfloat16"),
+        *(kernel_tests.test_every_row_configuration, (BF16, BF16, False)),
+    ),
+    Fault(
+        "a partly measured row taken for a whole one",
+        *("plan.cu", "a.measured == size && !a.bias.data", "size > 0 && !a.bias.data", PLAN),
+        *(kernel_tests.test_every_attribute_in_chunks_of_rows, (F32, F32, 7)),
+    ),
+    Fault(
+        "a bias forgotten",
+        *("plan.cu", "a.measured == size && !a.bias.data", "a.measured == size", PLAN),
+        *(kernel_tests.test_every_attribute_in_chunks_of_rows, (F32, F32, 7)),
+    ),
+    Fault(
+        "another order of additions with four chunks",
+        *("rows.cuh", "sums[p % kSums].add", "sums[p / 2].add", "rows_float16"),
+        *(kernel_tests.test_a_row_has_the_same_bits_in_both_kernels, (F16, 512)),
+    ),
+    Fault(
+        "no wait for the copy of the row",
+        *("rows.cuh", "      wait_for_copies<1>();\n", "", "rows_float32"),
+        *(kernel_tests.test_the_next_long_row_is_copied_while_one_is_worked_on, (F32, F32, False)),
+    ),
+    Fault(
+        "a wait for one copy too few",
+        *("rows.cuh", "      wait_for_copies<1>();\n", "      wait_for_copies<2>();\n", "rows_float32"),
+        *(kernel_tests.test_the_next_long_row_is_copied_while_one_is_worked_on, (F32, F32, True)),
+    ),
+    Fault(
+        "the next row copied over this one",
+        *("rows.cuh", "(row / gridDim.x & 1) != 0", "(row & 0) != 0", "rows_float32"),
+        *(kernel_tests.test_the_next_long_row_is_copied_while_one_is_worked_on, (F32, F32, False)),
     ),
     Fault(
         "stride of a float32 scale",
@@ -139,7 +227,7 @@ FAULTS = [
     ),
     Fault(
         "scale kept from the first row",
-        *("rows.cuh", "loaded = a.scale.row_stride == 0;", "loaded = true;", "rows_float32"),
+        *("rows.cuh", "loaded = kPlain || a.scale.row_stride == 0;", "loaded = true;", "rows_float32"),
         *(kernel_tests.test_scale_that_differs_from_row_to_row, (F32, F32)),
     ),
     Fault(
@@ -159,7 +247,12 @@ FAULTS = [
     ),
     Fault(
         "less shared memory than is used",
-        *("plan.cu", "a.staged ? chunks * kChunkBytes : 0", "a.staged ? chunks * kChunkBytes - 16 : 0", PLAN),
+        *(
+            "plan.cu",
+            "static_cast<unsigned>(a.buffers * row_bytes)",
+            "static_cast<unsigned>(a.buffers * row_bytes - 16)",
+            PLAN,
+        ),
         *(kernel_tests.test_a_block_goes_on_to_further_rows, (16384,), "behind the shared memory"),
     ),
     Fault(

@@ -1,6 +1,7 @@
 """Cases of the CUDA kernels, beyond the contract's: tests of a fixture `kernels`, emulated or a device's."""
 
 import ctypes
+import dataclasses
 import itertools
 
 import numpy as np
@@ -12,12 +13,21 @@ F32, F16, F64, BF16 = C.F32, C.F16, C.F64, C.BF16
 PAIRS = [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
 NAMES = {F32: "float", F16: "__half", F64: "double", BF16: "__nv_bfloat16"}
 CHUNK = {F32: 4, F16: 8, BF16: 8}
+ANY_FORM, ONE_ROUNDING, TWO_ROUNDINGS = range(3)  # of the kernels for rows in registers
 # Chunks of a row at and beside every step of the table in ops/cuda/plan.cu.
 ROW_CHUNKS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 257, 511, 512, 513, 1024, 1025, 2049]
 
 
-def per_thread(chunks):
-    return 1 if chunks <= 32 else 2 if chunks <= 64 else 4
+def expected_kernel(x_type, scale_type, chunks, *, residual=False, form=None, many=False):
+    """The kernel of a row. ``form``: as in ops/cuda/kernels.h; ``many``: more rows than multiprocessors."""
+    added = str(residual).lower()
+    scale_type = scale_type or x_type
+    if chunks > 512:
+        return f"long_rows_kernel<{NAMES[x_type]}, {NAMES[scale_type]}, {added}>"
+    if form == TWO_ROUNDINGS:
+        scale_type = x_type
+    four = chunks > 64 and many and form != ANY_FORM and not residual and scale_type == x_type
+    return f"rows_kernel<{NAMES[x_type]}, {NAMES[scale_type]}, {4 if four else 2}, {added}, {form}>"
 
 
 def call_of(rng, rows, size, x_type, scale_type=None, round_type=F32, *, residual=False, **attributes):
@@ -32,24 +42,75 @@ def call_of(rng, rows, size, x_type, scale_type=None, round_type=F32, *, residua
     return call
 
 
+def same_bits(first, second):
+    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("x_type", "scale_type"), PAIRS)
 def test_every_row_configuration(kernels, x_type, scale_type, residual):
     rng = np.random.default_rng(1)
-    for chunks in ROW_CHUNKS:
+    kernels.device(multiprocessors=4)
+    for chunks, rows in [*((chunks, 3) for chunks in ROW_CHUNKS), *((c, 5) for c in ROW_CHUNKS if 64 < c <= 512)]:
         for round_type in {F32, x_type}:
-            call = call_of(rng, 3, chunks * CHUNK[x_type], x_type, scale_type, round_type, residual=residual)
+            call = call_of(rng, rows, chunks * CHUNK[x_type], x_type, scale_type, round_type, residual=residual)
             C.agrees(call, *call.run(kernels))
-            types = f"{NAMES[x_type]}, {NAMES[scale_type]}"
-            added = str(residual).lower()
-            expected = f"rows_kernel<{types}, {per_thread(chunks)}, {added}>"
-            if chunks > 1024:
-                expected = f"long_rows_kernel<{types}, {added}>"
-            assert kernels.kernel == expected
+            form = ONE_ROUNDING if round_type == F32 else TWO_ROUNDINGS
+            assert kernels.kernel == expected_kernel(
+                *(x_type, scale_type, chunks), residual=residual, form=form, many=rows > 4
+            )
+
+
+@pytest.mark.parametrize("x_type", [F32, F16, BF16])
+@pytest.mark.parametrize("chunks", [65, 128, 200, 256, 509, 512])
+def test_a_row_has_the_same_bits_in_both_kernels(kernels, x_type, chunks):
+    """With two chunks to a thread and with four: so a result does not depend on how many rows there are."""
+    rng = np.random.default_rng(15)
+    rows = 5
+    size = chunks * CHUNK[x_type]
+    for round_type in {F32, x_type}:
+        call = call_of(rng, rows, size, x_type, None, round_type)
+        call.x[1] *= np.float32(1e-30) if x_type != F16 else 0  # a row that is not ordinary
+        call.epsilon = 0.0
+        kernels.device(multiprocessors=rows - 1)
+        four = call.run(kernels)[0]
+        form = ONE_ROUNDING if round_type == F32 else TWO_ROUNDINGS
+        assert kernels.kernel == expected_kernel(x_type, x_type, chunks, form=form, many=True)
+        kernels.device(multiprocessors=rows)
+        same_bits(call.run(kernels)[0], four)
+        assert kernels.kernel == expected_kernel(x_type, x_type, chunks, form=form)
+        # With a bias of negative zeros, which change nothing: the third form, which adds up in the same order.
+        call.bias = np.full(size, -0.0, call.x.dtype)
+        same_bits(call.run(kernels)[0], four)
+        assert kernels.kernel == expected_kernel(x_type, x_type, chunks, form=ANY_FORM)
 
 
 @pytest.mark.parametrize(("x_type", "scale_type"), PAIRS)
-@pytest.mark.parametrize("chunks", [1, 7, 16, 40, 100, 200, 1300])
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_next_long_row_is_copied_while_one_is_worked_on(kernels, x_type, scale_type, residual):
+    """In shared memory with room for two rows, for one, and for none; several rows to a block, in place too."""
+    rng = np.random.default_rng(16)
+    size = 515 * CHUNK[x_type]
+    row_bytes = 515 * 16 * (2 if residual else 1)
+    results = []
+    call = call_of(rng, 9, size, x_type, scale_type, x_type, residual=residual)
+    call.x[2], call.x[6] = 0, np.nan
+    for rows_of_room in (4.5, 2.5, 1.5, 0.5):
+        kernels.device(multiprocessors=2, shared_bytes=1024 + int(rows_of_room * row_bytes))
+        y, total = call.run(kernels)
+        results.append(y)
+        same_as_reference(call, y)
+        assert kernels.kernel == expected_kernel(x_type, scale_type, 515, residual=residual)
+        if residual:
+            np.testing.assert_array_equal(total[:2], call.x[:2] + call.residual[:2])
+        x = call.x.copy()
+        same_bits(dataclasses.replace(call, x=x).run(kernels, x)[0], y)
+    for other in results[1:]:
+        same_bits(other, results[0])
+
+
+@pytest.mark.parametrize(("x_type", "scale_type"), PAIRS)
+@pytest.mark.parametrize("chunks", [1, 7, 16, 40, 100, 200, 500, 1300])
 def test_every_attribute_in_chunks_of_rows(kernels, x_type, scale_type, chunks):
     rng = np.random.default_rng(2)
     size = chunks * CHUNK[x_type]
@@ -82,14 +143,14 @@ def test_scale_that_differs_from_row_to_row(kernels, x_type, scale_type):
     """[batch, heads, length, features], with a scale for each head, for each batch, for each row."""
     kernels.device(multiprocessors=1)
     rng = np.random.default_rng(4)
-    shape = (3, 5, 40, 64)
+    shape = (3, 5, 80, 64)
     x = C.values(rng, shape, x_type)
-    for scale_shape in [(5, 1, 64), (3, 1, 1, 64), (3, 5, 1, 64), (40, 64), (5, 40, 64), shape, (5, 1, 1), (40, 1)]:
+    for scale_shape in [(5, 1, 64), (3, 1, 1, 64), (3, 5, 1, 64), (80, 64), (5, 80, 64), shape, (5, 1, 1), (80, 1)]:
         call = C.Call(x, C.values(rng, scale_shape, scale_type), x_type, scale_type, x_type)
         call.bias = C.values(rng, scale_shape[-2:], scale_type)
         C.agrees(call, *call.run(kernels))
         assert kernels.kernel.startswith("rows_kernel")
-    call.scale = C.values(rng, (3, 1, 40, 64), scale_type)  # differs along two dimensions that are not neighbours
+    call.scale = C.values(rng, (3, 1, 80, 64), scale_type)  # differs along two dimensions that are not neighbours
     C.agrees(call, *call.run(kernels))
     assert kernels.kernel == f"strided_kernel<{NAMES[x_type]}, 1, 0>"
 
@@ -209,11 +270,16 @@ def test_large_float16_values_are_not_lost(kernels, size):
     same_as_reference(call, call.run(kernels)[0])
 
 
-# More than 2^31 chunks, elements, elements. A block of 256 threads has so many rows, or tiles: 256 of one chunk; 8 of
-# 32 slices; 8 of 2 slices of 16 chunks side by side.
+# More than 2^31 chunks, chunks in fewer rows, elements, elements. A block of 256 threads has so many rows, or tiles:
+# 256 of one chunk; 64 of 8 chunks; 8 of 32 slices; 8 of 2 slices of 16 chunks side by side.
 @pytest.mark.parametrize(
     ("x_type", "shape", "units_per_block"),
-    [(F16, (2**31 + 2**10, 8), 256), (F16, (2**26, 65), 8), (F32, (2**21 + 2**10, 16, 64), 8)],
+    [
+        (F16, (2**31 + 2**10, 8), 256),
+        (F16, (2**28 + 2**10, 64), 64),
+        (F16, (2**26, 65), 8),
+        (F32, (2**21 + 2**10, 16, 64), 8),
+    ],
 )
 def test_offsets_beyond_32_bits(kernels, x_type, shape, units_per_block):
     """The last row of a huge tensor; all the others stay untouched and take no memory."""

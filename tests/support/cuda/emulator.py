@@ -104,9 +104,10 @@ class Emulator:
 
     @property
     def kernel(self):
-        """The last kernel, as ``rows_kernel<float, float, 1, false>``."""
+        """The last kernel, as ``rows_kernel<float, float, 2, false, 1>``."""
         name = self.lib.emulator_kernel().decode()
-        return name.replace("rmsnorm_deploy::cuda::", "").removeprefix("void ").removesuffix("(Args)")
+        name = name.replace("rmsnorm_deploy::cuda::", "").removeprefix("void ")
+        return name.removesuffix("(Args)").removesuffix("(RowArgs)")
 
     def device(self, multiprocessors=4, shared_bytes=232448):
         """What the device says that it has."""

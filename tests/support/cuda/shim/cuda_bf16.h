@@ -30,5 +30,16 @@ inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {__bfloat162float
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
+// One rounding: a float holds the product of two values of 16 bits, unless it is subnormal.
+inline __nv_bfloat162 __hmul2_rn(__nv_bfloat162 a, __nv_bfloat162 b) {
+  const auto product = [](__nv_bfloat16 x, __nv_bfloat16 y) {
+    const double exact = static_cast<double>(__bfloat162float(x)) * static_cast<double>(__bfloat162float(y));
+    const double magnitude = std::fabs(exact);
+    if (!(magnitude < 0x1p-126)) return __float2bfloat16_rn(static_cast<float>(exact));
+    const unsigned units = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 133)));
+    return __nv_bfloat16{static_cast<std::uint16_t>((std::signbit(exact) ? 0x8000u : 0u) | units)};
+  };
+  return {product(a.x, b.x), product(a.y, b.y)};
+}
 
 #endif  // RMSNORM_DEPLOY_TESTS_CUDA_BF16_H_

@@ -37,5 +37,9 @@ inline __half __float2half_rn(float value) {
 
 inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
+inline __half2 __hmul2_rn(__half2 a, __half2 b) {
+  return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) * __half2float(b.y))};
+}
 
 #endif  // RMSNORM_DEPLOY_TESTS_CUDA_FP16_H_

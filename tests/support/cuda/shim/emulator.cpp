@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda_pipeline.h"
 #include "cuda_runtime.h"
 
 uint3 threadIdx;
@@ -48,7 +49,14 @@ constexpr unsigned kLanes = 32;
 
 enum class State { kReady, kBarrier, kExchange, kDone };
 
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+
 struct Fiber {
+  std::vector<std::vector<Copy>> copies;  // that are waited for yet, in groups; the last one is open
   std::unique_ptr<unsigned char[]> stack;
   ucontext_t start;
   jmp_buf resume;
@@ -155,6 +163,7 @@ void run_block(std::size_t count, std::size_t shared) {
   for (std::size_t i = 0; i < count; ++i) {
     fibers[i].state = State::kReady;
     fibers[i].started = false;
+    fibers[i].copies.assign(1, {});
   }
   draw_slow_warp(count);
   std::vector<std::size_t> ready;
@@ -234,6 +243,26 @@ void exchange(unsigned mask, void* value, std::size_t bytes, int offset) {
   std::memcpy(fiber.value, value, bytes);
   wait(State::kExchange);
   std::memcpy(value, fibers[current].value, bytes);
+}
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(to);
+  const auto begin = reinterpret_cast<std::uintptr_t>(shared_memory);
+  if (address < begin || address + bytes > begin + kSharedBytes) fail("a copy that does not go to shared memory");
+  if (address % bytes != 0 || reinterpret_cast<std::uintptr_t>(from) % bytes != 0) fail("a misaligned copy");
+  if (random_order() % 2 != 0) {
+    std::memcpy(to, from, bytes);
+  } else {
+    fibers[current].copies.back().push_back({to, from, bytes});
+  }
+}
+void end_of_copies() { fibers[current].copies.emplace_back(); }
+void wait_for_copies(std::size_t later) {
+  std::vector<std::vector<Copy>>& copies = fibers[current].copies;
+  while (copies.size() - 1 > later) {
+    for (const Copy& copy : copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    copies.erase(copies.begin());
+  }
 }
 
 float estimate(double exact) {
