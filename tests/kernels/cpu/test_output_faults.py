@@ -45,7 +45,7 @@ def layouts(kernels):
 CHECKS = {
     "half away from zero": ties,
     "not saturated": ties,
-    "a reciprocal": pairs,
+    "a reciprocal": cases.test_quotients_beside_ties,
     "zero point forgotten": pairs,
     "the first row's scale": pairs,
     "another stride": layouts,
@@ -107,7 +107,7 @@ def right(copy):
     return copy.link("right.so")
 
 
-@pytest.mark.parametrize("check", [ties, pairs, extremes, layouts])
+@pytest.mark.parametrize("check", [ties, pairs, extremes, layouts, cases.test_quotients_beside_ties])
 def test_the_checks_pass_without_a_fault(right, check):
     check(right)
 

@@ -131,6 +131,19 @@ def test_ties_ends_and_what_is_no_number(kernels, quantised_type):
             same(quantised, quantise_linear(call.x, scale, 0 if zero_point is None else zero_point, quantised_type))
 
 
+def test_quotients_beside_ties(kernels):
+    """Where a product with the reciprocal would come out on the other side."""
+    rng = np.random.default_rng(70)
+    for scale in rng.uniform(0.01, 3, 20).astype(np.float32):
+        ties = (np.arange(-127, 127) + 0.5).astype(np.float32) * scale
+        x = np.concatenate([[0], ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e9))])
+        x = x.astype(np.float32)[None]
+        call = Call(x, np.float32([1]), epsilon=0.0, rms_floor=1.0, partial_size=1)
+        quantised = np.empty(x.shape, np.int8)
+        Outputs(call, 0, INT8, scale.reshape(1)).run(kernels, quantised=quantised)
+        np.testing.assert_array_equal(quantised, quantise_linear(x, scale, 0, INT8))
+
+
 @pytest.mark.parametrize("x_type", [F16, BF16])
 def test_a_quotient_of_sixteen_bits(kernels, x_type):
     rng = np.random.default_rng(63)
