@@ -11,9 +11,13 @@ ALL = 2**63 - 1
 FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
 TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
-VERSION = 1
-FLOATS = {"epsilon": 0.0, "epsilon_outside": 0.0, "rms_floor": 0.0}
-"""The attributes that are floats, in the header's order, each with its neutral value."""
+VERSION = 2
+FIRST_FLOATS = {"epsilon": 0.0, "epsilon_outside": 0.0, "rms_floor": 0.0}
+LAST_FLOATS: dict[str, float] = {}
+FLOATS = FIRST_FLOATS | LAST_FLOATS
+"""The attributes that are floats, in the header's order, each with its neutral value; the last ones end the struct."""
+ROW_TENSORS = ("x", "residual", "y", "sum", "quantised")
+"""The tensors that can have strides, in the order of the bits of ``strided``."""
 
 
 class Params(ctypes.Structure):
@@ -38,7 +42,20 @@ class Params(ctypes.Structure):
         ("scale_strides", ctypes.c_int64 * MAX_RANK),
         ("bias_strides", ctypes.c_int64 * MAX_RANK),
         ("partial_size", ctypes.c_int64),
-        *((name, ctypes.c_float) for name in FLOATS),
+        *((name, ctypes.c_float) for name in FIRST_FLOATS),
+        ("y_type", ctypes.c_int32),
+        ("quantised_type", ctypes.c_int32),
+        ("quantised_scale_type", ctypes.c_int32),
+        ("quotient_type", ctypes.c_int32),
+        ("quantised_by_row", ctypes.c_int32),
+        ("strided", ctypes.c_int32),
+        ("quantised", ctypes.c_void_p),
+        ("quantised_scale", ctypes.c_void_p),
+        ("zero_point", ctypes.c_void_p),
+        ("least", ctypes.c_void_p),
+        ("most", ctypes.c_void_p),
+        *((f"{name}_strides", ctypes.c_int64 * MAX_RANK) for name in ROW_TENSORS),
+        *((name, ctypes.c_float) for name in LAST_FLOATS),
     )
 
 

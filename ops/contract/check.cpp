@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "outputs.h"
+
 namespace rmsnorm_deploy {
 namespace {
 
@@ -66,8 +68,9 @@ int check(const rms_norm_params& p, Sizes& sizes) noexcept {
     if (p.scale_strides[i] < 0 || (p.bias && p.bias_strides[i] < 0)) return RMS_NORM_BAD_STRIDE;
   }
   if (!p.residual != !p.sum) return RMS_NORM_BAD_POINTER;
-  if (sizes.total > 0 && (!p.x || !p.y || !p.scale || p.y == p.sum)) return RMS_NORM_BAD_POINTER;
-  return RMS_NORM_OK;
+  const bool outputs = has_outputs(p);
+  if (sizes.total > 0 && (!p.x || !p.scale || (!p.y && !outputs) || (p.y && p.y == p.sum))) return RMS_NORM_BAD_POINTER;
+  return outputs ? check_outputs(p, sizes) : RMS_NORM_OK;
 }
 
 }  // namespace rmsnorm_deploy
@@ -81,17 +84,22 @@ extern "C" const char* rmsnorm_deploy_error_text(int code) {
     case RMS_NORM_BAD_TYPE:
       return "an element type is unknown, or this combination of types is not supported";
     case RMS_NORM_BAD_SHAPE:
-      return "the rank, a dimension, or the run of axes is outside its range";
+      return "the rank, a dimension, or the run of axes is outside its range, or has dimensions behind it where only "
+             "rows are supported";
     case RMS_NORM_BAD_POINTER:
-      return "a pointer is missing, y is sum, or residual and sum do not come together";
+      return "a pointer is missing or has no place, two tensors must not be the same, or residual and sum do not come "
+             "together";
     case RMS_NORM_BAD_PARTIAL:
       return "partial_size must be at least 1, and needs exactly one axis where it is below the dimension";
     case RMS_NORM_BAD_VALUE:
 #define NAME(name, neutral, since) " " #name
-      return "each of these must be finite and not negative:" RMS_NORM_FLOAT_ATTRIBUTES(NAME);
+      return "quantised_by_row must be 0 or 1, and each of these finite and not negative:" RMS_NORM_FLOAT_ATTRIBUTES(
+          NAME);
 #undef NAME
     case RMS_NORM_BAD_STRIDE:
-      return "strides of scale and bias must not be negative";
+      return "a stride is negative, rows of an output overlap, the normalised dimensions are not contiguous, or what "
+             "is "
+             "normalised in place has other strides there";
     case RMS_NORM_BAD_ISA:
       return "RMSNORM_DEPLOY_ISA names an instruction set that this library or this machine lacks";
     case RMS_NORM_OUT_OF_MEMORY:

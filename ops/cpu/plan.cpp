@@ -48,6 +48,8 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   element_ = element_index(params.x_type);
   mode_ = (params.residual ? kResidual : 0) | (params.bias ? kBias : 0);
   rounding_ = sixteen_bit(params.round_type) ? kRoundTwice : kRoundOnce;
+  outputs_ = has_outputs(params);
+  if (outputs_) prepare_outputs(sizes);
   if (float64_) {
     units_ = outer_ * inner_;
     unit_values_ = size_;
@@ -56,13 +58,22 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
     unit_values_ = size_;
     unit_bytes_ = size_ * bytes;
     const std::int64_t each = far_away / (params.residual ? 4 : 2);
-    far_ = sizes.total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
+    far_ = !outputs_ && sizes.total * bytes >= each && whole_lines(params.y) && whole_lines(params.sum);
   } else {
     tiles_ = (inner_ + kColumnTile - 1) / kColumnTile;
     units_ = outer_ * tiles_;
     unit_values_ = size_ * std::min(inner_, kColumnTile);
   }
   return RMS_NORM_OK;
+}
+
+void Plan::prepare_outputs(const Sizes& sizes) noexcept {
+  rows_ = rows_of(*params_, sizes);
+  const bool more = params_->y_type || params_->quantised_type || params_->least || params_->most;
+  // What only seems to lie apart has the kernels of rows that do not.
+  outputs_ = more || rows_.run != outer_ || std::any_of(rows_.step, rows_.step + kRowTensors, [&](std::int64_t step) {
+               return step != size_ && outer_ > 1;
+             });
 }
 
 // Whether an output can be written past the caches: every row is in lines of its own, which nothing has just read.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../contract/outputs.h"
 #include "../include/rms_norm.h"
 #include "table.h"
 #include "weights.h"
@@ -32,6 +33,10 @@ class Plan {
   template <typename Args>
   Args args_at(std::int64_t skip) const noexcept;
   void run_rows(std::int64_t begin, std::int64_t end) const noexcept;
+  void prepare_outputs(const Sizes& sizes) noexcept;
+  template <typename Pointer>
+  Pointer row_of(RowTensor tensor, Pointer base, std::int64_t row) const noexcept;
+  void run_outputs(std::int64_t begin, std::int64_t end) const noexcept;
   void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
   void run_float64(std::int64_t begin, std::int64_t end) const noexcept;
 
@@ -47,7 +52,9 @@ class Plan {
   std::int64_t units_ = 0;
   std::int64_t unit_values_ = 0;
   std::int64_t unit_bytes_ = 0;
-  bool far_ = false;  // outputs are written past the caches
+  bool outputs_ = false;  // rows lie apart, or their results do not just go into y of x's type
+  Rows rows_;             // where they lie; set where outputs_
+  bool far_ = false;      // outputs are written past the caches
   int element_ = 0;
   int mode_ = 0;
   int rounding_ = 0;

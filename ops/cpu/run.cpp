@@ -3,14 +3,18 @@
 
 #include "../contract/check.h"
 #include "address.h"
+#include "convert.h"
 #include "float64.h"
 #include "plan.h"
+#include "quantise.h"
 
 namespace rmsnorm_deploy {
 
 void Plan::run(std::int64_t begin, std::int64_t end) const noexcept {
   if (float64_) {
     run_float64(begin, end);
+  } else if (outputs_) {
+    run_outputs(begin, end);
   } else if (inner_ == 1) {
     run_rows(begin, end);
   } else {
@@ -47,6 +51,78 @@ void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
   }
 }
 
+// Where row `row` of a tensor begins, or null where there is no tensor.
+template <typename Pointer>
+Pointer Plan::row_of(RowTensor tensor, Pointer base, std::int64_t row) const noexcept {
+  if (!base) return base;
+  const std::int32_t type = tensor == kRowsOfY ? type_of_y(*params_) : params_->x_type;
+  const std::int64_t bytes = tensor == kRowsOfQuantised ? 1 : element_size(type);
+  return advance(base, offset_of_row(*params_, size_, tensor, row) * bytes);
+}
+
+void Plan::run_outputs(std::int64_t begin, std::int64_t end) const noexcept {
+  const rms_norm_params& p = *params_;
+  const std::int32_t y_type = type_of_y(p);
+  const int y_element = element_index(y_type);
+  OutputsArgs a = {};
+  int result = rounding_;
+  int finished = element_;  // what the last two kernels take
+  if (y_type != p.x_type) {
+    if (p.x_type == RMS_NORM_FLOAT32) {
+      a.narrow = kernels_->narrow[y_element];
+      finished = y_element;
+    } else if (rounding_ == kRoundOnce) {
+      result = kResultFloat;
+      finished = kFloat32;
+    } else if (p.y) {
+      a.widen = kernels_->weights[element_][kFloat32];
+    }
+  }
+  const OutputsKernel kernel = kernels_->outputs[element_][mode_][result];
+  a.size = size_;
+  a.measured = measured_;
+  a.attributes = attributes_;
+  a.x_step = rows_.step[kRowsOfX];
+  a.residual_step = rows_.step[kRowsOfResidual];
+  a.sum_step = rows_.step[kRowsOfSum];
+  a.y_step = rows_.step[kRowsOfY];
+  a.y_bytes = element_size(y_type);
+  if (p.least || p.most) a.extremes = kernels_->extremes[finished];
+  if (p.quantised_type) {
+    const bool narrow = p.quotient_type && p.quotient_type != RMS_NORM_FLOAT32;
+    a.quantise = kernels_->quantise[finished][quantised_index(p.quantised_type)][narrow];
+    a.quantised_step = rows_.step[kRowsOfQuantised];
+    a.by_row = p.quantised_by_row;
+  }
+  // Few enough rows at once for their scales as floats.
+  constexpr std::int64_t kMost = 64;
+  float scales[kMost];
+  std::int32_t zeros[kMost];
+  a.quantised_scale = scales;
+  a.zero_point = zeros;
+  if (a.quantise && !a.by_row) quantised_values(p, 0, 1, scales, zeros);
+  while (begin < end) {
+    std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
+    rows = std::min(rows, rows_.run - begin % rows_.run);
+    if (a.quantise && a.by_row) {
+      rows = std::min(rows, kMost);
+      quantised_values(p, begin, rows, scales, zeros);
+    }
+    a.x = row_of(kRowsOfX, p.x, begin);
+    a.residual = row_of(kRowsOfResidual, p.residual, begin);
+    a.y = row_of(kRowsOfY, p.y, begin);
+    a.sum = row_of(kRowsOfSum, p.sum, begin);
+    a.quantised = a.quantise ? row_of(kRowsOfQuantised, p.quantised, begin) : nullptr;
+    a.scale = at<float>(scale_.data, scale_.offset(p, begin));
+    a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(p, begin)) : nullptr;
+    a.least = p.least ? p.least + begin : nullptr;
+    a.most = p.most ? p.most + begin : nullptr;
+    a.rows = rows;
+    kernel(a);
+    begin += rows;
+  }
+}
+
 void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
   const ColumnsKernel kernel = kernels_->columns[element_][mode_][rounding_];
   const std::int64_t bytes = element_size(params_->x_type);
@@ -75,6 +151,12 @@ void Plan::run_float64(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t column = begin % inner_;
     const std::int64_t skip = (outer * size_ * inner_ + column) * bytes;
     auto a = args_at<Float64Args>(skip);
+    if (outputs_) {
+      a.x = row_of(kRowsOfX, params_->x, begin);
+      a.residual = row_of(kRowsOfResidual, params_->residual, begin);
+      a.y = row_of(kRowsOfY, params_->y, begin);
+      a.sum = row_of(kRowsOfSum, params_->sum, begin);
+    }
     a.scale = at<double>(scale_.data, scale_.offset(*params_, outer) + (scale_.by_column ? column : 0));
     a.scale_step = scale_.by_column ? inner_ : 1;
     a.bias =

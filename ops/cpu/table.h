@@ -23,6 +23,17 @@ enum Rounding {
   kRoundingCount = 2
 };
 
+// The same for the kernels of outputs.h.
+enum Result {
+  kResultOnce = kRoundOnce,    // of the element type, rounded at the end only
+  kResultTwice = kRoundTwice,  // of the element type
+  kResultFloat = 2,            // a float32, not rounded further
+  kResultCount = 3
+};
+
+// Index of a type of quantised output.
+enum QuantisedIndex { kInt8 = 0, kUint8 = 1, kFloat8 = 2, kQuantisedCount = 3 };
+
 // The float attributes of the contract.
 struct Attributes {
 #define FIELD(name, neutral, since) double name = neutral;
@@ -63,10 +74,53 @@ struct ColumnsArgs {
   Attributes attributes;
 };
 
-using RowsKernel = void (*)(const RowsArgs&);
-using ColumnsKernel = void (*)(const ColumnsArgs&);
+// Widens, or narrows, `count` values.
 using WeightsKernel = void (*)(const void* from, float* to, std::int64_t count);
 using NarrowKernel = void (*)(const float* from, void* to, std::int64_t count);
+
+// The least and the greatest of `count` values and of what both are already; NaNs are left out.
+using ExtremesKernel = void (*)(const void* from, std::int64_t count, float* least, float* most);
+
+// QuantizeLinear of `count` values.
+using QuantiseKernel = void (*)(const void* from, void* to, std::int64_t count, float scale, std::int32_t zero_point);
+
+// Rows that lie apart, or results that go elsewhere than into y of x's type. The result of a row is what the kernel
+// computes, as its index Result says. Steps are from a row to the next, in elements of the tensor.
+struct OutputsArgs {
+  const void* x;
+  const void* residual;  // or null, by the mode
+  void* sum;
+  std::int64_t x_step;
+  std::int64_t residual_step;
+  std::int64_t sum_step;
+  const float* scale;
+  const float* bias;
+  std::int64_t rows;
+  std::int64_t size;
+  std::int64_t measured;
+  Attributes attributes;
+
+  // y: null, or of the result's type, or of another, and then one of the two kernels converts. The last two take values
+  // of y's type, which `narrow` has made where it is given.
+  void* y;
+  std::int64_t y_step;
+  std::int64_t y_bytes;     // of one element
+  NarrowKernel narrow;      // or null; the result is float32, and y's type has 16 bits
+  WeightsKernel widen;      // or null; the result has 16 bits, and y is float32
+  ExtremesKernel extremes;  // or null
+  float* least;             // one a row, or null; so with `most`
+  float* most;
+  QuantiseKernel quantise;  // or null
+  void* quantised;
+  std::int64_t quantised_step;
+  const float* quantised_scale;  // one a row where by_row, else one; as floats and whole numbers
+  const std::int32_t* zero_point;
+  bool by_row;
+};
+
+using RowsKernel = void (*)(const RowsArgs&);
+using ColumnsKernel = void (*)(const ColumnsArgs&);
+using OutputsKernel = void (*)(const OutputsArgs&);
 
 struct KernelTable {
   const char* name;
@@ -75,6 +129,9 @@ struct KernelTable {
   ColumnsKernel columns[kElementCount][kModeCount][kRoundingCount];
   WeightsKernel weights[kElementCount][kElementCount];  // from the first type, rounded to the second
   NarrowKernel narrow[kElementCount];                   // to the type
+  OutputsKernel outputs[kElementCount][kModeCount][kResultCount];
+  ExtremesKernel extremes[kElementCount];
+  QuantiseKernel quantise[kElementCount][kQuantisedCount][2];  // second: the quotient is rounded to the element type
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "../contract/check.h"
+#include "../contract/outputs.h"
 #include "plan.h"
 #include "statistic.cuh"
 
@@ -219,6 +220,7 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   const int code = check(p, sizes);
   launch = {};
   if (code != RMS_NORM_OK || sizes.total == 0) return code;
+  if (has_outputs(p)) return RMS_NORM_BAD_TYPE;  // only the CPU's kernels have what version 2 added
   Args& a = launch.args;
   a.x = p.x;
   a.residual = p.residual;

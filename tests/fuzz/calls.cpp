@@ -322,12 +322,103 @@ void spoil(Random& r, rms_norm_params& p) {
   }
 }
 
+// Adds to a right call what version 2 of the contract forbids. `room` is memory of no tensor.
+void spoil_outputs(Random& r, rms_norm_params& p, void* room) {
+  static const std::int32_t kInts[] = {-1, 4, 5, 7, 9, 18, 19, 99, INT32_MAX, INT32_MIN};
+  switch (below(r, 7)) {
+    case 0:
+      p.y_type = any_of(r, kInts);
+      break;
+    case 1:
+      p.quantised_type = any_of(r, kInts);
+      p.quantised = room;
+      p.quantised_scale = room;
+      p.quantised_scale_type = RMS_NORM_FLOAT32;
+      break;
+    case 2:  // a quantised output of no type
+      p.quantised = room;
+      break;
+    case 3:  // a type without an output, or without a scale
+      p.quantised_type = any_of(r, {RMS_NORM_INT8, RMS_NORM_UINT8, RMS_NORM_FLOAT8E4M3FN});
+      p.quantised_scale_type = RMS_NORM_FLOAT32;
+      (chance(r, 0.5) ? p.quantised : *const_cast<void**>(&p.quantised_scale)) = room;
+      break;
+    case 4:
+      p.strided = any_of(r, {32, 64, -1, INT32_MIN, INT32_MAX});
+      break;
+    case 5:  // strides of dimensions that have one element are not read
+      p.strided = 1 << below(r, 5) % 3;
+      for (std::int64_t* strides : {p.x_strides, p.residual_strides, p.y_strides}) {
+        std::fill_n(strides, p.rank, any_of(r, {std::int64_t{-1}, INT64_MIN, INT64_MAX}));
+      }
+      if (!p.residual && p.strided == RMS_NORM_STRIDED_RESIDUAL) p.strided = RMS_NORM_STRIDED_X;
+      break;
+    default:
+      p.least = static_cast<float*>(room);
+      p.most = static_cast<float*>(room);
+  }
+}
+
 // Whether a spoilt call is forbidden after all: an empty one needs no pointers, and other changes may be right by
 // chance.
 bool forbidden(const rms_norm_params& p, const rms_norm_params& right) {
   bool empty = false;
   for (int i = 0; i < right.rank; ++i) empty |= right.shape[i] == 0;
   return !empty && std::memcmp(&p, &right, sizeof p) != 0;
+}
+
+// ---- eight bits -----------------------------------------------------------------------------------------------------
+
+// What is wrong with an 8-bit output and the ends of rows beside it, from the y that the plain call has given.
+template <typename Run>
+std::string compare_outputs(Random& r, const Call& c, const Run& run) {
+  rms_norm_params p = c.p;
+  std::int64_t inner = 1, rows = 1;
+  for (int i = p.axis_begin + p.axis_count; i < p.rank; ++i) inner *= p.shape[i];
+  for (int i = 0; i < p.axis_begin; ++i) rows *= p.shape[i];
+  const std::int64_t size = rows ? c.total / rows : 0;
+  if (inner != 1 || !c.total || p.stash_type == RMS_NORM_FLOAT64) return "";
+  const bool is_signed = chance(r, 0.5), by_row = chance(r, 0.5);
+  const std::int64_t scales = by_row ? rows : 1;
+  Block quantised(r, c.total, 1), scale(r, scales, 4), zero(r, scales, 1), least(r, rows, 4), most(r, rows, 4);
+  Block sum(r, p.sum ? c.total : 0, type_of(p.x_type).bytes);
+  for (std::int64_t i = 0; i < scales; ++i) {
+    store(scale.data(), i, RMS_NORM_FLOAT32, 0.004 + 0.05 * static_cast<double>(below(r, 1000)) / 1000);
+    zero.data()[i] = static_cast<char>(below(r, 256));
+  }
+  p.y = nullptr;
+  p.sum = p.sum ? sum.data() : nullptr;
+  p.quantised_type = is_signed ? RMS_NORM_INT8 : RMS_NORM_UINT8;
+  p.quantised_scale_type = RMS_NORM_FLOAT32;
+  p.quantised_by_row = by_row;
+  p.quantised = quantised.data();
+  p.quantised_scale = scale.data();
+  p.zero_point = zero.data();
+  p.least = reinterpret_cast<float*>(least.data());
+  p.most = reinterpret_cast<float*>(most.data());
+  if (run(p) != RMS_NORM_OK) return "an 8-bit output was refused";
+  const float lowest = is_signed ? -128.0f : 0.0f, highest = lowest + 255.0f;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t which = by_row ? row : 0;
+    const float s = static_cast<float>(load(scale.data(), which, RMS_NORM_FLOAT32));
+    const float z = is_signed ? static_cast<signed char>(zero.data()[which])
+                              : static_cast<float>(static_cast<unsigned char>(zero.data()[which]));
+    double low = kInfinity, high = -kInfinity;
+    for (std::int64_t i = row * size; i < (row + 1) * size; ++i) {
+      const double y = load(c.p.y, i, p.x_type);
+      if (y < low) low = y;
+      if (y > high) high = y;
+      float q = std::nearbyint(static_cast<float>(y) / s) + z;
+      q = q > lowest ? std::min(q, highest) : lowest;
+      const char byte = quantised.data()[i];
+      const int got = is_signed ? static_cast<signed char>(byte) : static_cast<unsigned char>(byte);
+      if (got != static_cast<int>(q)) return "quantised is not what QuantizeLinear gives";
+    }
+    if (load(least.data(), row, RMS_NORM_FLOAT32) != low || load(most.data(), row, RMS_NORM_FLOAT32) != high) {
+      return "the ends of a row are others";
+    }
+  }
+  return "";
 }
 
 // ---- the run --------------------------------------------------------------------------------------------------------
@@ -354,7 +445,10 @@ std::string one(const Library& library, std::uint64_t seed, long n) {
   if (chance(r, 0.3)) {
     rms_norm_params p = c.p;
     const std::size_t times = 1 + below(r, 3);
-    for (std::size_t i = 0; i < times && p.rank == c.p.rank; ++i) spoil(r, p);
+    static float room[64];  // written by nobody, as every such call is refused
+    const bool newer = chance(r, 0.3) && c.total > 1;
+    if (newer) spoil_outputs(r, p, room);
+    for (std::size_t i = 0; !newer && i < times && p.rank == c.p.rank; ++i) spoil(r, p);
     if (!forbidden(p, c.p)) return "";
     const std::string x = c.x.bytes(), residual = c.residual.bytes();
     const int code = run(library, r, p);
@@ -381,6 +475,7 @@ std::string one(const Library& library, std::uint64_t seed, long n) {
     const std::string y = c.y.bytes(), sum = c.sum.bytes();
     run(library, r, c.p);
     if (y != c.y.bytes() || sum != c.sum.bytes()) return "other bits the second time";
+    return compare_outputs(r, c, [&](const rms_norm_params& p) { return run(library, r, p); });
   }
   return "";
 }

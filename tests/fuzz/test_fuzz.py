@@ -197,6 +197,8 @@ def wrong_kernels(tmp_path_factory):
         ("refusal", "refused: "),
         ("scale", "scale or bias was written"),
         ("input", "a refused call has written"),
+        ("quantised", "quantised is not what QuantizeLinear gives"),
+        ("most", "the ends of a row are others"),
     ],
 )
 def test_wrong_kernels_are_found(monkeypatch, program, wrong_kernels, fault, said):

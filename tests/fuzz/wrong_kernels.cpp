@@ -27,6 +27,8 @@ extern "C" int rmsnorm_deploy_cpu_run(const rms_norm_params* given) {
   const int code = run(&p);
   if (fault == "forbidden") return RMS_NORM_OK;
   if (fault == "refusal" && p.rank == 4) return RMS_NORM_BAD_SHAPE;
+  if (fault == "quantised" && code == RMS_NORM_OK && p.quantised_type) *static_cast<unsigned char*>(p.quantised) ^= 1;
+  if (fault == "most" && code == RMS_NORM_OK && p.most) *p.most += 1;
   if (fault == "scale" && code == RMS_NORM_OK) *static_cast<unsigned char*>(const_cast<void*>(p.scale)) ^= 1;
   if (fault == "input" && code != RMS_NORM_OK && p.x) *static_cast<unsigned char*>(const_cast<void*>(p.x)) ^= 1;
   return code;

@@ -71,6 +71,21 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm256_fmadd_ps(v, v, total); }
 
+// A NaN is the first operand's; these instructions then give the second.
+INLINE Vector at_least(Vector v, Vector bound) { return _mm256_max_ps(v, bound); }
+INLINE Vector at_most(Vector v, Vector bound) { return _mm256_min_ps(v, bound); }
+
+// Each lane, of less than 2^22, rounded to a whole number, ties to even, and with `more` added; the low bytes of words.
+using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+INLINE Words whole(Vector v, std::int32_t more) {
+  return reinterpret_cast<Words>(_mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(more)));
+}
+INLINE void store_bytes(unsigned char* p, Words w) {
+  const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(w), _mm256_set1_epi32(0xff));
+  const __m128i shorts = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(shorts, shorts));
+}
+
 using Pair = __m256d;
 INLINE void store(double* p, Pair v) { _mm256_storeu_pd(p, v); }
 INLINE Pair lower_half(Vector v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }

@@ -89,6 +89,23 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm512_fmadd_ps(v, v, total); }
 
+// A NaN is the first operand's; these instructions then give the second.
+INLINE Vector at_least(Vector v, Vector bound) { return _mm512_max_ps(v, bound); }
+INLINE Vector at_most(Vector v, Vector bound) { return _mm512_min_ps(v, bound); }
+
+// Each lane, of less than 2^22, rounded to a whole number, ties to even, and with `more` added; the low bytes of words.
+using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+INLINE Words whole(Vector v, std::int32_t more) {
+  return reinterpret_cast<Words>(_mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(more)));
+}
+INLINE void store_bytes(unsigned char* p, Words w) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));
+}
+#define HAS_BYTE_MASKS
+INLINE void store_bytes_first(unsigned char* p, Words w, std::int64_t count) {
+  _mm_mask_storeu_epi8(p, first(count), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));
+}
+
 using Pair = __m512d;
 INLINE void store(double* p, Pair v) { _mm512_storeu_pd(p, v); }
 INLINE Pair lower_half(Vector v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }

@@ -64,6 +64,19 @@ INLINE void store(Half* p, Vector v) { store_words(p, to_half(v)); }
 INLINE Vector rounded(Vector v, const Bfloat*) { return float_of(to_bfloat(v) << 16); }
 INLINE Vector rounded(Vector v, const Half*) { return widen_halves(to_half(v)); }
 
+INLINE Vector at_least(Vector v, Vector bound) { return v > bound ? v : bound; }
+INLINE Vector at_most(Vector v, Vector bound) { return v < bound ? v : bound; }
+
+using Bytes = std::uint8_t __attribute__((vector_size(kLanes)));
+INLINE Words whole(Vector v, std::int32_t more) {
+  // Floats from 2^23 to 2^24 are whole numbers; the addition rounds.
+  return bits_of(v + set1(0x1.8p23f)) + static_cast<std::uint32_t>(more);
+}
+INLINE void store_bytes(unsigned char* p, Words w) {
+  const Bytes bytes = __builtin_convertvector(w & 0xffu, Bytes);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
   Vector result;
   for (int i = 0; i < kLanes; ++i) {

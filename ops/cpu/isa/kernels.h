@@ -2,6 +2,8 @@
 // defined INSTRUCTION_SET, its name; usable(), which runs on any machine; and the operations, see types.h.
 #include "columns.h"
 #include "convert.h"
+#include "outputs.h"
+#include "quantise.h"
 #include "rows.h"
 
 #define JOINED(name, suffix) name##suffix
@@ -20,6 +22,21 @@
       {KERNEL<T, kResidualBias, kRoundOnce>, KERNEL<T, kResidualBias, TWICE>}, \
   }
 
+// By mode; the result is T as often rounded as MODES says, or a float that is not rounded further.
+#define OUTPUT_MODE(T, MODE, TWICE)                                           \
+  {outputs_kernel<T, T, MODE, kRoundOnce>, outputs_kernel<T, T, MODE, TWICE>, \
+   outputs_kernel<T, float, MODE, kRoundOnce>}
+#define OUTPUTS(T, TWICE)                                                                         \
+  {OUTPUT_MODE(T, kPlain, TWICE), OUTPUT_MODE(T, kResidual, TWICE), OUTPUT_MODE(T, kBias, TWICE), \
+   OUTPUT_MODE(T, kResidualBias, TWICE)}
+
+#define QUANTISE(T)                                                                      \
+  {                                                                                      \
+      {quantise_kernel<T, kInt8, false>, quantise_kernel<T, kInt8, sizeof(T) == 2>},     \
+      {quantise_kernel<T, kUint8, false>, quantise_kernel<T, kUint8, sizeof(T) == 2>},   \
+      {quantise_kernel<T, kFloat8, false>, quantise_kernel<T, kFloat8, sizeof(T) == 2>}, \
+  }
+
 namespace rmsnorm_deploy {
 
 extern const KernelTable TABLE_OF(INSTRUCTION_SET);
@@ -32,6 +49,9 @@ const KernelTable TABLE_OF(INSTRUCTION_SET) = {
      MODES(columns_kernel, Bfloat, kRoundTwice)},
     {WEIGHTS(float), WEIGHTS(Half), WEIGHTS(Bfloat)},
     {narrow_kernel<float>, narrow_kernel<Half>, narrow_kernel<Bfloat>},
+    {OUTPUTS(float, kRoundOnce), OUTPUTS(Half, kRoundTwice), OUTPUTS(Bfloat, kRoundTwice)},
+    {extremes_kernel<float>, extremes_kernel<Half>, extremes_kernel<Bfloat>},
+    {QUANTISE(float), QUANTISE(Half), QUANTISE(Bfloat)},
 };
 
 }  // namespace rmsnorm_deploy

@@ -45,6 +45,21 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 INLINE Vector square_add(Vector v, Vector total) { return vfmaq_f32(total, v, v); }
 
+// The comparison is false for a NaN, which then gives way to the bound.
+INLINE Vector at_least(Vector v, Vector bound) { return vbslq_f32(vcgtq_f32(v, bound), v, bound); }
+INLINE Vector at_most(Vector v, Vector bound) { return vbslq_f32(vcltq_f32(v, bound), v, bound); }
+
+// Each lane, of less than 2^22, rounded to a whole number, ties to even, and with `more` added; the low bytes of words.
+using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+INLINE Words whole(Vector v, std::int32_t more) {
+  return reinterpret_cast<Words>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(more)));
+}
+INLINE void store_bytes(unsigned char* p, Words w) {
+  const uint16x4_t shorts = vmovn_u32(reinterpret_cast<uint32x4_t>(w));
+  const uint8x8_t bytes = vmovn_u16(vcombine_u16(shorts, shorts));
+  std::memcpy(p, &bytes, kLanes);
+}
+
 using Pair = float64x2_t;
 INLINE void store(double* p, Pair v) { vst1q_f64(p, v); }
 INLINE Pair lower_half(Vector v) { return vcvt_f64_f32(vget_low_f32(v)); }

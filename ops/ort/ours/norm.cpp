@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../../contract/check.h"
+#include "../../contract/versions.h"
 #include "../../include/rms_norm_cuda.h"
 #include "../errors.h"
 #include "../work.h"
@@ -80,6 +81,7 @@ class Norm final : public Kernel {
 
 void Norm::set_attributes(const Shape& x, rms_norm_params& params) const {
   params.version = RMS_NORM_PARAMS_VERSION;
+  set_neutral(params, 1);
   params.x_type = types_.x;
   params.scale_type = types_.scale;
   params.round_type = attributes_.round_type;

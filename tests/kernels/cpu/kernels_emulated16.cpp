@@ -92,6 +92,41 @@ INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
 }
 INLINE Vector square_add(Vector v, Vector total) { return multiply_add(v, v, total); }
 
+// The larger, and the smaller, of each lane; that of `bound` where v is a NaN.
+INLINE Vector at_least(Vector v, Vector bound) {
+  return each([&](int i) { return v.lanes[i] > bound.lanes[i] ? v.lanes[i] : bound.lanes[i]; });
+}
+INLINE Vector at_most(Vector v, Vector bound) {
+  return each([&](int i) { return v.lanes[i] < bound.lanes[i] ? v.lanes[i] : bound.lanes[i]; });
+}
+
+struct Words {
+  std::int32_t lanes[kLanes];
+};
+INLINE Words whole(Vector v, std::int32_t more) {
+  Words w;
+  for (int i = 0; i < kLanes; ++i) w.lanes[i] = static_cast<std::int32_t>(std::nearbyint(v.lanes[i])) + more;
+  return w;
+}
+#define HAS_BYTE_MASKS
+INLINE void store_bytes_first(unsigned char* p, Words w, std::int64_t count) {
+  for (int i = 0; i < count; ++i) p[i] = static_cast<unsigned char>(w.lanes[i]);
+}
+INLINE void store_bytes(unsigned char* p, Words w) { store_bytes_first(p, w, kLanes); }
+
+#define HAS_FLOAT8
+INLINE Words float8_of(Vector v) {
+  Words w;
+  for (int i = 0; i < kLanes; ++i) {
+    const float magnitude = std::fmin(std::fabs(v.lanes[i]), 448.0f);
+    const int exponent = std::fmax(magnitude > 0 ? std::ilogb(magnitude) : -6, -6);
+    const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+    w.lanes[i] = v.lanes[i] != v.lanes[i] ? 0x7f : steps + (exponent + 6) * 8;
+    if (std::signbit(v.lanes[i])) w.lanes[i] |= 0x80;
+  }
+  return w;
+}
+
 // One double for each lane.
 struct Wide {
   double lanes[kLanes];

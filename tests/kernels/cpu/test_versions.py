@@ -16,8 +16,8 @@ def test_a_struct_of_the_version_before_is_read(tmp_path):
     text = HEADER.read_text()
     version = int(re.search(r"#define RMS_NORM_PARAMS_VERSION (\d+)", text)[1])
     text = text.replace(f"PARAMS_VERSION {version}", f"PARAMS_VERSION {version + 1}")
-    last = re.search(r"(#define RMS_NORM_FLOAT_ATTRIBUTES(?:.*\\\n)+.*)", text)[1]
-    text = text.replace(last, f"{last} \\\n  ATTRIBUTE(added, 2.5f, {version + 1})")
+    last = re.findall(r"#define RMS_NORM_FLOAT_ATTRIBUTES_\d+(?:.*\\\n)*.*", text)[-1]
+    text = text.replace(f"{last}\n", f"{last} \\\n  ATTRIBUTE(added, 2.5f, {version + 1})\n")
     (tmp_path / "include" / HEADER.name).write_text(text)
     sources = [Path(__file__).with_name("versions.cpp"), *sorted((tmp_path / "contract").glob("*.cpp"))]
     sanitize = ["-fsanitize=address", "-fno-omit-frame-pointer"]

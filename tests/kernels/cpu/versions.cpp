@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "contract/check.h"
+#include "contract/outputs.h"
 
 using namespace rmsnorm_deploy;  // NOLINT: a test's own file
 
@@ -37,6 +38,7 @@ rms_norm_params valid(std::uint32_t version) {
   p.residual = p.bias = p.sum = nullptr;
   p.shape[0] = p.partial_size = 1;
   p.scale_strides[0] = 0;
+  set_neutral(p, 1);
 #define SET(name, neutral, since) p.name = 0.5f;
   RMS_NORM_FLOAT_ATTRIBUTES(SET)
 #undef SET
@@ -50,21 +52,29 @@ int code_of(const rms_norm_params& p) {
 
 }  // namespace
 
-int main() {
-  const rms_norm_params older = valid(RMS_NORM_PARAMS_VERSION - 1);
-  constexpr std::size_t kOlderBytes = offsetof(rms_norm_params, added);
-  const std::unique_ptr<unsigned char[]> memory(new unsigned char[kOlderBytes]);  // a sanitizer sees reads behind it
-  std::memcpy(memory.get(), &older, kOlderBytes);
+// A struct of an older version, `bytes` long, is read as one of this version.
+void older_is_read(std::uint32_t version, std::size_t bytes) {
+  const rms_norm_params older = valid(version);
+  const std::unique_ptr<unsigned char[]> memory(new unsigned char[bytes]);  // a sanitizer sees reads behind it
+  std::memcpy(memory.get(), &older, bytes);
   rms_norm_params room;
+  std::memset(&room, 0xff, sizeof room);
   const rms_norm_params& read = current(*reinterpret_cast<const rms_norm_params*>(memory.get()), room);
-  expect(&read == &room, "a struct of the version before is copied");
+  expect(&read == &room, "a struct of an older version is copied");
   expect(read.version == RMS_NORM_PARAMS_VERSION, "the copy has this library's version");
   expect(read.added == 2.5f, "the newer field has its neutral value");
+  expect(!has_outputs(read), "so have those of version 2");
   rms_norm_params same = read;
   same.version = older.version;
-  expect(!std::memcmp(&same, &older, kOlderBytes), "all older fields are as they were given");
+  expect(!std::memcmp(&same, &older, bytes), "all older fields are as they were given");
   expect(code_of(read) == RMS_NORM_OK, "the copy is accepted");
+}
 
+int main() {
+  older_is_read(1, offsetof(rms_norm_params, y_type));
+  older_is_read(RMS_NORM_PARAMS_VERSION - 1, offsetof(rms_norm_params, added));
+
+  rms_norm_params room;
   rms_norm_params newest = valid(RMS_NORM_PARAMS_VERSION);
   newest.added = 3;
   expect(&current(newest, room) == &newest, "a struct of this version is not copied");

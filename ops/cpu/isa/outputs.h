@@ -1,0 +1,119 @@
+// Rows that lie apart, or whose results go elsewhere than into y of x's type: the passes of rows.h, and then, piece by
+// piece while it is in the first-level cache, what else is made of a row's result.
+#ifndef RMSNORM_DEPLOY_CPU_ISA_OUTPUTS_H_
+#define RMSNORM_DEPLOY_CPU_ISA_OUTPUTS_H_
+
+#include "rows.h"
+
+namespace {
+
+// Most values of a row that are finished at once.
+constexpr std::int64_t kPiece = 2048;
+
+// What is done with `count` results of row `row` from column `at` on.
+INLINE void hand_over(const OutputsArgs& a, const void* result, std::int64_t row, std::int64_t at, std::int64_t count,
+                      unsigned char* narrowed) {
+  unsigned char* const y =
+      a.y ? static_cast<unsigned char*>(a.y) + (row * a.y_step + at) * a.y_bytes : static_cast<unsigned char*>(nullptr);
+  if (a.narrow) {
+    unsigned char* const to = y ? y : narrowed;
+    a.narrow(static_cast<const float*>(result), to, count);
+    result = to;
+  } else if (a.widen) {
+    a.widen(result, reinterpret_cast<float*>(y), count);
+  }
+  if (a.extremes) {
+    float least = __builtin_inff(), most = -__builtin_inff();
+    if (at) {
+      least = a.least ? a.least[row] : least;
+      most = a.most ? a.most[row] : most;
+    }
+    a.extremes(result, count, &least, &most);
+    if (a.least) a.least[row] = least;
+    if (a.most) a.most[row] = most;
+  }
+  if (a.quantise) {
+    const std::int64_t which = a.by_row ? row : 0;
+    a.quantise(result, static_cast<unsigned char*>(a.quantised) + row * a.quantised_step + at, count,
+               a.quantised_scale[which], a.zero_point[which]);
+  }
+}
+
+// R: the type of the result, T or float.
+template <typename T, typename R, int kMode, int kRounding>
+static void outputs_kernel(const OutputsArgs& a) {
+  constexpr bool kAdds = kMode == kResidual || kMode == kResidualBias;
+  constexpr bool kHasBias = kMode == kBias || kMode == kResidualBias;
+  constexpr bool kWidens = sizeof(T) == 2 && (kAdds || !kCheapLoads<T>);
+  const std::int64_t size = a.size;
+  const T* x = static_cast<const T*>(a.x);
+  const T* residual = kAdds ? static_cast<const T*>(a.residual) : x;
+  T* sum = kAdds ? static_cast<T*>(a.sum) : nullptr;
+  const std::int64_t residual_step = kAdds ? a.residual_step : a.x_step;
+  const std::int64_t sum_step = kAdds ? a.sum_step : 0;
+  const bool widens = kWidens && size <= kScratch;
+  const bool direct = a.y && !a.narrow && !a.widen;
+  const bool more = a.narrow || a.widen || a.extremes || a.quantise;
+  const std::int64_t piece = more ? kPiece : size;
+  std::int64_t together = kBatch;
+  if (size > kBatchValues / 2) {
+    together = 1;
+  } else if (size > kBatchValues / kBatch) {
+    together = kBatchValues / size;
+  }
+  const double per_count = 1.0 / static_cast<double>(a.measured);
+  alignas(64) float wide[kWidens ? kScratch : 1];
+  alignas(64) R scratch[kPiece];
+  alignas(64) unsigned char narrowed[sizeof(R) == 4 ? 2 * kPiece : 1];
+  for (std::int64_t row = 0; row < a.rows;) {
+    const std::int64_t batch = a.rows - row < together ? a.rows - row : together;
+    Wide sums[kBatch];
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const T* const from = x + i * a.x_step;
+      const T* const other = residual + i * residual_step;
+      T* const to = kAdds ? sum + i * sum_step : nullptr;
+      if (widens) {
+        sums[i] =
+            first_pass<T, kMode, kWidens, false>(from, other, to, wide + i * size, size, a.measured, a.attributes);
+      } else {
+        sums[i] = first_pass<T, kMode, false, false>(from, other, to, nullptr, size, a.measured, a.attributes);
+      }
+    }
+    Factors factors;
+    if (batch == 1) {
+      set_factor(factors, 0, rms_of(wide_sum(sums[0]) * per_count, a.attributes));
+    } else {
+      const int groups = static_cast<int>((batch + kSide - 1) / kSide);
+      for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
+      for (int i = 0; i < groups; ++i) {
+        double totals[kSide];
+        wide_totals(sums + i * kSide, totals);
+        set_factors(factors, i * kSide, totals, per_count, a.attributes);
+      }
+    }
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const T* const values = kAdds ? sum + i * sum_step : x + i * a.x_step;
+      const int k = static_cast<int>(i);
+      for (std::int64_t at = 0; at < size; at += piece) {
+        const std::int64_t count = size - at < piece ? size - at : piece;
+        R* const to = direct ? static_cast<R*>(a.y) + (row + i) * a.y_step + at : scratch;
+        const float* const bias = kHasBias ? a.bias + at : nullptr;
+        if (widens) {
+          second_pass<R, float, kMode, kRounding, false>(wide + i * size + at, to, a.scale + at, bias, factors, k,
+                                                         count, to);
+        } else {
+          second_pass<R, T, kMode, kRounding, false>(values + at, to, a.scale + at, bias, factors, k, count, to);
+        }
+        if (more) hand_over(a, to, row + i, at, count, narrowed);
+      }
+    }
+    row += batch;
+    x += batch * a.x_step;
+    residual += batch * residual_step;
+    if constexpr (kAdds) sum += batch * sum_step;
+  }
+}
+
+}  // namespace
+
+#endif  // RMSNORM_DEPLOY_CPU_ISA_OUTPUTS_H_

@@ -1,0 +1,118 @@
+// Runs of values in 8 bits, and their extremes.
+#ifndef RMSNORM_DEPLOY_CPU_ISA_QUANTISE_H_
+#define RMSNORM_DEPLOY_CPU_ISA_QUANTISE_H_
+
+#include "steps.h"
+
+namespace {
+
+#if !defined(HAS_BYTE_MASKS)
+INLINE void store_bytes_first(unsigned char* p, Words w, std::int64_t count) {
+  unsigned char memory[kLanes];
+  store_bytes(memory, w);
+  for (std::int64_t i = 0; i < count; ++i) p[i] = memory[i];
+}
+#endif
+
+#if !defined(HAS_FLOAT8)
+// Each lane as float8e4m3fn: 1 sign, 4 exponent and 3 fraction bits, the largest 448; nothing is infinite.
+INLINE Words float8_of(Vector v) {
+  const Words bits = reinterpret_cast<Words>(v);
+  const Words sign = (bits >> 24) & 0x80u;
+  const Vector magnitude = at_most(reinterpret_cast<Vector>(bits & 0x7fffffffu), set1(448.0f));
+  const Words m = reinterpret_cast<Words>(magnitude);
+  const Words normal = (m - (120u << 23) + 0x7ffffu + ((m >> 20) & 1u)) >> 20;
+  // Below 2^-6 the values are multiples of 2^-9, which is the spacing of floats from 2^14 on; the addition rounds.
+  const Words small = reinterpret_cast<Words>(magnitude + set1(0x1p14f)) - (141u << 23);
+  const Words is_small = reinterpret_cast<Words>(m < (121u << 23));
+  const Words is_number = reinterpret_cast<Words>((bits & 0x7fffffffu) <= 0x7f800000u);
+  const Words result = (small & is_small) | (normal & ~is_small);
+  return sign | (result & is_number) | (0x7fu & ~is_number);
+}
+#endif
+
+// The quotient in the type of index kQuantised.
+template <int kQuantised>
+INLINE Words quantised(Vector v, Vector low, Vector high, std::int32_t zero_point) {
+  if constexpr (kQuantised == kFloat8) {
+    return float8_of(v);
+  } else {
+    // Both bounds are whole numbers, so that they may come before the rounding.
+    return whole(at_most(at_least(v, low), high), zero_point);
+  }
+}
+
+// kNarrow: the quotient is rounded to T.
+template <typename T, int kQuantised, bool kNarrow>
+static void quantise_kernel(const void* from, void* to, std::int64_t count, float scale, std::int32_t zero_point) {
+  const T* const values = static_cast<const T*>(from);
+  unsigned char* const result = static_cast<unsigned char*>(to);
+  const Vector s = set1(scale);
+  const Vector low = set1(static_cast<float>((kQuantised == kInt8 ? -128 : 0) - zero_point));
+  const Vector high = set1(static_cast<float>((kQuantised == kInt8 ? 127 : 255) - zero_point));
+  const auto quotient = [&](Vector v) __attribute__((always_inline)) {
+    v = v / s;
+    if constexpr (kNarrow) v = rounded(v, values);
+    return v;
+  };
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store_bytes(result + i, quantised<kQuantised>(quotient(load(values + i)), low, high, zero_point));
+  }
+  if (i < count) {
+    const Vector v = quotient(load_first(values + i, count - i));
+    store_bytes_first(result + i, quantised<kQuantised>(v, low, high, zero_point), count - i);
+  }
+}
+
+template <typename T>
+static void extremes_kernel(const void* from, std::int64_t count, float* least, float* most) {
+  constexpr int kChains = 2;
+  const T* const values = static_cast<const T*>(from);
+  Vector lows[kChains];
+  Vector highs[kChains];
+  for (int k = 0; k < kChains; ++k) {
+    lows[k] = set1(*least);
+    highs[k] = set1(*most);
+  }
+  std::int64_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kChains; ++k) {
+      const Vector v = load(values + i + k * kLanes);
+      lows[k] = at_most(v, lows[k]);
+      highs[k] = at_least(v, highs[k]);
+    }
+  }
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vector v = load(values + i);
+    lows[0] = at_most(v, lows[0]);
+    highs[0] = at_least(v, highs[0]);
+  }
+  if (i < count && count >= kLanes) {  // some values once more
+    const Vector v = load(values + count - kLanes);
+    lows[0] = at_most(v, lows[0]);
+    highs[0] = at_least(v, highs[0]);
+    i = count;
+  }
+  float low[kLanes];
+  float high[kLanes];
+  store(low, at_most(lows[0], lows[1]));
+  store(high, at_least(highs[0], highs[1]));
+  for (int k = 0; k < kLanes; ++k) {
+    if (low[k] < *least) *least = low[k];
+    if (high[k] > *most) *most = high[k];
+  }
+  if (i < count) {
+    // The lanes beyond hold zeros, which are no values of the row.
+    store(low, load_first(values + i, count - i));
+    for (std::int64_t k = 0; k < count - i; ++k) {
+      if (low[k] < *least) *least = low[k];
+      if (low[k] > *most) *most = low[k];
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // RMSNORM_DEPLOY_CPU_ISA_QUANTISE_H_

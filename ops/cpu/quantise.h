@@ -1,0 +1,25 @@
+// QuantizeLinear on the CPU: of a run of values, and what the contract says of its scale and zero point.
+#ifndef RMSNORM_DEPLOY_CPU_QUANTISE_H_
+#define RMSNORM_DEPLOY_CPU_QUANTISE_H_
+
+#include <cstdint>
+
+#include "../include/rms_norm.h"
+
+namespace rmsnorm_deploy {
+
+// Index of a type of quantised output in the tables of kernels.
+int quantised_index(std::int32_t type) noexcept;
+
+// Scale and zero point, from the index `first` on, as numbers. `params` has a quantised output.
+void quantised_values(const rms_norm_params& params, std::int64_t first, std::int64_t count, float* scales,
+                      std::int32_t* zero_points) noexcept;
+
+// `count` values of `type` (float32, float16 or bfloat16) in `quantised_type`, as the contract's formula for q says.
+// `quotient_type` is float32 or `type`.
+void quantise(const void* from, std::int32_t type, std::int64_t count, float scale, std::int32_t zero_point,
+              std::int32_t quotient_type, std::int32_t quantised_type, void* to) noexcept;
+
+}  // namespace rmsnorm_deploy
+
+#endif  // RMSNORM_DEPLOY_CPU_QUANTISE_H_
