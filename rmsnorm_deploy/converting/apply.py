@@ -14,10 +14,11 @@ from rmsnorm_deploy.converting.centring import Array, centred
 from rmsnorm_deploy.converting.decide import Decision
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.converting.streams import How, Stream
-from rmsnorm_deploy.converting.writers import is_leaf, read, tensor_of, vector_behind
+from rmsnorm_deploy.converting.writers import is_leaf, read, require_place, tensor_of, vector_behind
 from rmsnorm_deploy.converting.writing import Writer, take_over
 from rmsnorm_deploy.fusing.names import Names
 from rmsnorm_deploy.model.dead import remove_dead
+from rmsnorm_deploy.model.made import OUTSIDE
 from rmsnorm_deploy.recognise.facts import Facts
 
 
@@ -41,6 +42,10 @@ def biases(facts: Facts, decision: Decision) -> Biases:
         ModelError: the data of one are not there.
     """
     edited = {value for stream in decision.converted for value, _ in stream.constants}
+    for value in edited:
+        tensor = tensor_of(value) if is_leaf(value) else None
+        if tensor is not None:
+            require_place(tensor, value.name)
     norms = [n for stream in decision.converted for n in stream.norms if n.is_operator and n.bias is not None]
     absent = frozenset(n.node for n in norms if _is_zero(n.bias))
     folded: dict[ir.Node, list[Product]] = {}
@@ -278,7 +283,10 @@ def _lazy(like: ir.TensorProtocol, name: str | None, content: Callable[[], Array
             like.release()
         return made
 
-    return ir.LazyTensor(evaluate, dtype, ir.Shape(like.shape.numpy()), name=name)
+    lazy = ir.LazyTensor(evaluate, dtype, ir.Shape(like.shape.numpy()), name=name)
+    if isinstance(like, ir.ExternalTensor):
+        lazy.meta[OUTSIDE] = True
+    return lazy
 
 
 def _insert_behind(value: ir.Value, nodes: list[ir.Node]) -> None:

@@ -52,6 +52,7 @@ def decide(facts: Facts, nodes: Sequence[ir.Node]) -> Decision:
             stream.obstacle = stream.obstacle or _costs_more(stream)
             streams.append(stream)
             done.update(n.node for n in stream.norms)
+        _leave_post_norm(streams)
         accepted = [s for s in streams if s.obstacle is None]
         copied, shared = _shared(accepted)
         new = {source.value: source for source in shared if source.value not in sources}
@@ -69,6 +70,16 @@ def _share_norms(streams: Iterable[Stream]) -> None:
     for stream in sorted(streams, key=lambda s: (s.obstacle is not None, -len(s.norms))):
         stream.norms = [norm for norm in stream.norms if norm.node not in done]
         done.update(norm.node for norm in stream.norms)
+
+
+def _leave_post_norm(streams: Iterable[Stream]) -> None:
+    """The one norm in front of post-norm layers stays with them: new tables for one norm of many are no gain."""
+    stay = {source: s for s in streams if s.obstacle is not None for source in s.sources}
+    for stream in streams:
+        layer = stay.get(stream.norms[0].output) if stream.obstacle is None and len(stream.norms) == 1 else None
+        if layer is not None:
+            name = node_name(layer.norms[0].node)
+            stream.obstacle = Obstacle(f"its only norm writes into what '{name}' reads, which stays (post-norm)", name)
 
 
 def _costs_more(stream: Stream) -> Obstacle | None:

@@ -112,11 +112,11 @@ class ConversionReport:
 
     def summary(self) -> str:
         """In a line, such as "converted 5 of 5 LayerNorms"."""
+        after = f"; {self.fusion.summary()}" if self.fusion is not None else ""
         if not self.found:
-            return "there is no LayerNorm to convert"
+            return f"there is no LayerNorm to convert{after}"
         verb = "would convert" if self.dry_run else "converted"
-        text = f"{verb} {self.converted} of {self.found} LayerNorm{'' if self.found == 1 else 's'}"
-        return text + (f"; {self.fusion.summary()}" if self.fusion is not None else "")
+        return f"{verb} {self.converted} of {self.found} LayerNorm{'' if self.found == 1 else 's'}{after}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""

@@ -70,12 +70,21 @@ def read(tensor: ir.TensorProtocol, name: str | None) -> NDArray[Any]:
     Raises:
         ModelError: it is not there, or not what the model says.
     """
+    require_place(tensor, name)
+    try:
+        return np.asarray(tensor.numpy())
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"the data of '{name}' cannot be read: {error}", "Export or copy the model again.") from error
+
+
+def require_place(tensor: ir.TensorProtocol, name: str | None) -> None:
+    """Whether it is known where a tensor's data are.
+
+    Raises:
+        ModelError: it is not.
+    """
     if isinstance(tensor, ir.ExternalTensor) and not str(tensor.base_dir):
         raise ModelError(
             f"the data of '{name}' lie in another file, and it is not known in which folder",
             "Pass the path of the model instead of the object.",
         )
-    try:
-        return np.asarray(tensor.numpy())
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"the data of '{name}' cannot be read: {error}", "Export or copy the model again.") from error

@@ -45,17 +45,17 @@ def _matmul(g, x):
 
 
 def _matmul_transposed(g, x):
-    w = g.op("Transpose", g.random(D, D), perm=[1, 0])
+    w = g.op("Transpose", g.matrix(D, D), perm=[1, 0])
     return g.op("MatMul", x, w) + g.random(D)
 
 
 def _bias_first(g, x):
-    return g.random(D) + g.op("MatMul", x, g.random(D, D))
+    return g.random(D) + g.op("MatMul", x, g.matrix(D, D))
 
 
 def _gemm(g, x, **attributes):
     flat = g.op("Reshape", x, g.constant([-1, D], I64))
-    y = g.op("Gemm", flat, g.random(D, D), g.random(D), **attributes)
+    y = g.op("Gemm", flat, g.matrix(D, D), g.random(D), **attributes)
     return g.op("Reshape", y, g.constant([2, TOKENS, D], I64))
 
 
@@ -69,19 +69,19 @@ def _gemm_scaled(g, x):
 
 def _gemm_without_bias(g, x):
     flat = g.op("Reshape", x, g.constant([-1, D], I64))
-    y = g.op("Gemm", flat, g.random(D, D))
+    y = g.op("Gemm", flat, g.matrix(D, D))
     return g.op("Reshape", y, g.constant([2, -1, D], I64))
 
 
 def _conv_of_tokens(g, x):
     turned = g.op("Transpose", x, perm=[0, 2, 1])
-    y = g.op("Conv", turned, g.random(D, D, 3), g.random(D), pads=[1, 1])
+    y = g.op("Conv", turned, g.matrix(D, D, 3), g.random(D), pads=[1, 1])
     return g.op("Transpose", y, perm=[0, 2, 1])
 
 
 def _conv_of_patches(g, x):
     picture = g.op("Reshape", x, g.constant([2, 1, TOKENS, D], I64))
-    y = g.op("Conv", picture, g.random(D, 1, 1, D), kernel_shape=[1, D], strides=[1, D])
+    y = g.op("Conv", picture, g.matrix(D, 1, 1, D), kernel_shape=[1, D], strides=[1, D])
     y = g.op("Reshape", y, g.constant([2, D, -1], I64))
     return g.op("Transpose", y, perm=[0, 2, 1])
 
@@ -99,7 +99,7 @@ def _layer_scale(g, x):
 
 
 def _layer_scale_in_front(g, x):
-    return g.random(1, 1, D) * g.op("MatMul", x, g.random(D, D))
+    return g.random(1, 1, D) * g.op("MatMul", x, g.matrix(D, D))
 
 
 def _two_layer_scales(g, x):
@@ -249,7 +249,7 @@ def test_a_bias_behind_a_norm_that_products_share_is_folded_into_a_copy():
     g = Streams()
     x = g.embedded()
     n, shared = g.layer_norm(x), g.random(D)
-    a, b = (g.op("Tanh", g.op("MatMul", n, g.random(D, D)) + shared) for _ in range(2))
+    a, b = (g.op("Tanh", g.op("MatMul", n, g.matrix(D, D)) + shared) for _ in range(2))
     _, report = converted(g.finish(x + g.linear(a) + g.linear(b)))
     assert len(report.streams[0].folded) == 1
 

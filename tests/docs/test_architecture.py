@@ -52,8 +52,8 @@ cli: signals streams commands options outcome printing tree writing app commands
 converting: __init__ centring norms writers moves writing bias streams decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external splice commit cut sound
-    weights load validity opset save
+model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external made splice commit cut
+    sound weights load validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading our_nodes fused_forms magnitude residual rounding step square keepdims
