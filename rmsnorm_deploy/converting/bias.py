@@ -12,7 +12,7 @@ from rmsnorm_deploy.converting.centring import Array
 from rmsnorm_deploy.converting.moves import ahead
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.converting.writers import is_leaf, tensor_of, vector_behind
-from rmsnorm_deploy.recognise.facts import Facts, is_op
+from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op
 from rmsnorm_deploy.recognise.refusal import Refusal
 
 _MOVING = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Split")
@@ -116,10 +116,11 @@ def _product(
         return None
     if node.op_type == "Gemm":
         numbers = [node.attributes.get(name) for name in ("alpha", "beta")]
-        if any(a is not None and (a.is_ref() or a.value != 1.0) for a in numbers) or node.attributes.get("transA"):
+        if any(a is not None and (a.is_ref() or a.value != 1.0) for a in numbers) or int_attribute(
+            facts, node, "transA", 0
+        ):
             return None
-        attribute = node.attributes.get("transB")
-        turned ^= attribute is not None and bool(attribute.value)
+        turned ^= bool(int_attribute(facts, node, "transB", 0))
         holder, place = node, 2
     else:
         uses = list(node.outputs[0].uses())

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.converting.apply import Applier, biases
+from rmsnorm_deploy.converting.contrib import put_together, take_apart
 from rmsnorm_deploy.converting.decide import decide
 from rmsnorm_deploy.converting.report import ConversionReport, described, others_of
 from rmsnorm_deploy.converting.writing import Writer
@@ -117,13 +118,23 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
             f"Convert it first: onnx.version_converter.convert_version(model, {OLDEST_OPSET}).",
         )
     graphs = scopes(model)
+    before, names = count_ops(graphs), Names(graphs)
+    apart = take_apart(_nodes(model), names)
+    if apart:
+        graphs = scopes(model)
     facts = facts_of(model, None, graphs)
-    decision = decide(facts, [node for scope in graphs if scope.root is model.graph for node in scope.nodes])
+    decision = decide(facts, _nodes(model))
     found = biases(facts, decision)
-    before = count_ops(graphs)
     report = ConversionReport(described(decision, found), others_of(decision), before, before, dry_run=dry_run)
     if dry_run or not decision.converted:
+        put_together(apart, ())
         return model, report
-    names = Names(graphs)
+    done = {norm.node for stream in decision.converted for norm in stream.norms}
     Applier(decision, found, Writer(facts, names, opset, model.graph), names).run()
+    put_together(apart, done)
     return model, dataclasses.replace(report, ops_after=count_ops(scopes(model)))
+
+
+def _nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of the main graph and its subgraphs; those in local functions are left alone."""
+    return [node for scope in scopes(model) if scope.root is model.graph for node in scope.nodes]

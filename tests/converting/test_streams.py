@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import rmsnorm_deploy
-from tests.support.spellings.graph import I64, F
+from tests.support.spellings.graph import I64, F, V
 from tests.support.streams import TOKENS, WORDS, D, Streams, converted, layer_norms
 
 
@@ -323,3 +323,76 @@ def test_a_dry_run_changes_nothing():
     assert same is model
     assert report.summary() == "would convert 3 of 3 LayerNorms"
     assert report.streams[0].edits
+
+
+def skip_norm(g, x, skip, bias=None, outputs=4):
+    """onnxruntime's operator: the normalised sum, and the sum."""
+    w, b = g.weight(1 + 0.2 * g.rng.standard_normal(D), F), g.weight(0.3 * g.rng.standard_normal(D), F)
+    names = [g.name("normed"), "", "", g.name("sum")][:outputs]
+    given = [x.name, skip.name, w.name, b.name] + ([bias.name] if bias else [])
+    g.nodes.append(
+        helper.make_node("SkipLayerNormalization", given, names, names[0], domain="com.microsoft", epsilon=1e-5)
+    )
+    return V(g, names[0], F), V(g, names[-1], F)
+
+
+def contrib_layers(g, post_norm=False):
+    x = g.embedded()
+    n = g.layer_norm(x)
+    for i in range(3):
+        f = g.op("MatMul", g.op("Tanh", g.linear(n)), g.matrix(D, D))
+        n, x = skip_norm(g, n if post_norm else x, f, g.random(D) if i else None, 1 if post_norm or i == 2 else 4)
+    g.output(g.linear(n, WORDS), "y", (2, TOKENS, WORDS))
+    return g.model(extra_opsets=[helper.make_opsetid("com.microsoft", 1)])
+
+
+@pytest.fixture
+def plain_skip(monkeypatch):
+    """The float64 truth has no kernel of onnxruntime's operator: it is written out for it."""
+    import tests.support.streams as streams
+
+    def truth(model, given, before=streams.truth):
+        copy = type(model)()
+        copy.CopyFrom(model)
+        nodes = []
+        for n in copy.graph.node:
+            if n.op_type != "SkipLayerNormalization":
+                nodes.append(n)
+                continue
+            total, biased = n.output[3] if len(n.output) > 3 else f"{n.output[0]}_s", f"{n.output[0]}_b"
+            if len(n.input) > 4:
+                nodes.append(helper.make_node("Add", [n.input[0], n.input[4]], [biased]))
+            nodes.append(helper.make_node("Add", [biased if len(n.input) > 4 else n.input[0], n.input[1]], [total]))
+            nodes.append(helper.make_node("LayerNormalization", [total, *n.input[2:4]], n.output[:1], epsilon=1e-5))
+        del copy.graph.node[:]
+        copy.graph.node.extend(nodes)
+        return before(copy, given)
+
+    monkeypatch.setattr(streams, "truth", truth)
+
+
+def test_norms_with_an_addition_in_one(plain_skip):
+    plain, report = converted(contrib_layers(Streams()))
+    assert report.converted == report.found == 4
+    assert whole(report)
+    assert not any(n.domain for n in plain.graph.node)
+
+
+def test_norms_with_an_addition_in_one_that_stay_are_as_they_were(plain_skip):
+    model = contrib_layers(Streams(), post_norm=True)
+    plain, report = converted(model)
+    assert report.converted == 0
+    assert [(n.op_type, n.name, n.input, n.output, n.attribute) for n in plain.graph.node] == [
+        (n.op_type, n.name, n.input, n.output, n.attribute) for n in model.graph.node
+    ]
+
+
+def test_a_bias_goes_into_a_gemm():
+    g = Streams()
+    x = g.embedded()
+    for _ in range(2):
+        n = g.op("Reshape", g.layer_norm(x), g.constant([-1, D], I64))
+        h = g.op("Tanh", g.op("Gemm", n, g.matrix(D, D), g.random(D), transA=0, transB=1, alpha=1.0))
+        x = x + g.op("Reshape", g.op("Gemm", h, g.matrix(D, D), g.random(D)), g.constant([2, TOKENS, D], I64))
+    _, report = converted(g.finish(x))
+    assert len(report.streams[0].folded) == 2
