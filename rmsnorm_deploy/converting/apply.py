@@ -213,10 +213,9 @@ class Applier:
     def _norm(self, norm: Norm) -> None:
         node = norm.node
         if not norm.is_operator:
-            x = node.inputs[0]
-            assert x is not None
-            ir.convenience.replace_all_uses_with(norm.output, x)
-            self._loose.append(node)
+            self._drop(node, norm.index)
+            for difference in norm.differences:
+                self._drop(difference, 0)
             return
         gone = node in self._biases.absent or node in self._biases.folded
         x = node.inputs[0]  # the value that is centred by now
@@ -226,6 +225,13 @@ class Applier:
         assert node.graph is not None
         node.graph.insert_before(node, nodes)
         take_over(norm.output, nodes[-1].outputs[0])
+        self._loose.append(node)
+
+    def _drop(self, node: ir.Node, index: int) -> None:
+        """Let an input of a node stand for its result."""
+        value = node.inputs[index]
+        assert value is not None
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
         self._loose.append(node)
 
     def _products(self) -> None:

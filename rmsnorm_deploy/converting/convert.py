@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import overload
 
 import onnx
@@ -24,7 +25,8 @@ from rmsnorm_deploy.installed import require_versions
 from rmsnorm_deploy.model.graphs import opset_of
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.recognise.engine import facts_of
-from rmsnorm_deploy.recognise.scopes import scopes
+from rmsnorm_deploy.recognise.facts import node_name
+from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 OLDEST_OPSET = 11
 """Of ai.onnx, as for fusing."""
@@ -84,7 +86,7 @@ def convert(
         own = _own(model)
         if dry_run:
             _, report = _converted(own, dry_run=True)
-            return (model if isinstance(model, onnx.ModelProto) else own), report
+            return (model if isinstance(model, (onnx.ModelProto, ir.Model)) else own), report
         result, report = _converted(own, dry_run=False)
         if fuse:
             result, fusion = fuse_norms(result, form=wanted)
@@ -125,7 +127,8 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
     facts = facts_of(model, None, graphs)
     decision = decide(facts, _nodes(model))
     found = biases(facts, decision)
-    report = ConversionReport(described(decision, found), others_of(decision), before, before, dry_run=dry_run)
+    others = (*others_of(decision), *_in_functions(graphs, model))
+    report = ConversionReport(described(decision, found), others, before, before, dry_run=dry_run)
     if dry_run or not decision.converted:
         put_together(apart, ())
         return model, report
@@ -138,3 +141,14 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
 def _nodes(model: ir.Model) -> list[ir.Node]:
     """The nodes of the main graph and its subgraphs; those in local functions are left alone."""
     return [node for scope in scopes(model) if scope.root is model.graph for node in scope.nodes]
+
+
+def _in_functions(graphs: Sequence[Scope], model: ir.Model) -> list[tuple[str, str]]:
+    """The LayerNormalizations in local functions: streams go through the calls, which nobody follows here."""
+    return [
+        (node_name(node), f"it stands in the function '{scope.name}'; inline that first (onnx.inliner)")
+        for scope in graphs
+        if scope.root is not model.graph
+        for node in scope.nodes
+        if node.op_type == "LayerNormalization"
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.converting.norms import NoNorm, means_read_by, norms_of
+from rmsnorm_deploy.converting.norms import NoNorm, helpers_of, norms_of
 from rmsnorm_deploy.converting.streams import Constant, Finder, How, Obstacle, Source, Stream
 from rmsnorm_deploy.converting.writers import is_leaf, tensor_of
 from rmsnorm_deploy.recognise.facts import Facts, node_name
@@ -38,7 +38,7 @@ class Decision:
 def decide(facts: Facts, nodes: Sequence[ir.Node]) -> Decision:
     """What converting does to the graph that ``nodes`` are the nodes of, its subgraphs included."""
     norms, others = norms_of(facts, nodes)
-    finder = Finder(facts, norms, means_read_by(norms))
+    finder = Finder(facts, norms, helpers_of(facts, norms))
     sources: dict[ir.Value, Source] = {}
     while True:
         streams: list[Stream] = []

@@ -16,7 +16,8 @@ from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op
 from rmsnorm_deploy.recognise.refusal import Refusal
-from rmsnorm_deploy.recognise.variance import is_centred
+from rmsnorm_deploy.recognise.square import square_in_front, squared_by
+from rmsnorm_deploy.recognise.variance import is_centred, is_variance
 
 _EPSILON = 1e-5
 _DOMAINS = (*AI_ONNX, "com.microsoft")
@@ -33,15 +34,19 @@ class Norm:
         node: the operator, or the node that subtracts the mean.
         x: what is normalised, over its last axis.
         epsilon: of an operator.
+        index: which input of the node that is.
         is_operator: whether it is one operator.
         mean: of one that is spelled out, the node that takes the mean.
+        differences: where the variance is the mean square without the square of the mean, the subtractions of that.
     """
 
     node: ir.Node
     x: ir.Value
     epsilon: float = _EPSILON
+    index: int = 0
     is_operator: bool = True
     mean: ir.Node | None = None
+    differences: tuple[ir.Node, ...] = ()
 
     @property
     def output(self) -> ir.Value:
@@ -111,17 +116,54 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
 
 
 def _spelled_out(facts: Facts, node: ir.Node) -> Norm | None:
-    """The subtraction of a mean over the last axis whose result is squared, and so on."""
-    if not is_op(node, "Sub") or len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
+    """The subtraction of a mean over the last axis from what is then divided by the deviation."""
+    if not is_op(node, "Sub", "Add") or len(node.inputs) != 2 or not is_centred(facts, node.outputs[0], [-1]):
         return None
-    x = node.inputs[0]
-    if not is_centred(facts, node.outputs[0], [-1]):
-        return None
-    mean = _mean_behind(facts, node.inputs[1])
-    if mean is None or not facts.same_shape(node.outputs[0], x):
-        return None
-    squares = [n for n, _ in node.outputs[0].uses() if is_op(n, *_SQUARES, "Cast")]
-    return Norm(node, x, is_operator=False, mean=mean) if squares else None
+    for index in (0, 1) if node.op_type == "Add" else (0,):
+        x, given = node.inputs[index], node.inputs[1 - index]
+        given = _negated(facts, given) if node.op_type == "Add" else given
+        mean = None if given is None else _mean_behind(facts, given)
+        if x is None or mean is None or not facts.same_shape(node.outputs[0], x):
+            continue
+        differences = tuple(_differences(facts, mean, x))
+        squares = [n for n, _ in node.outputs[0].uses() if is_op(n, *_SQUARES, "Cast")]
+        if differences or squares:
+            return Norm(node, x, index=index, is_operator=False, mean=mean, differences=differences)
+    return None
+
+
+def _negated(facts: Facts, value: ir.Value | None) -> ir.Value | None:
+    """What ``value`` is the negative of."""
+    node = None if value is None else checks.strip(facts, value).producer()
+    return node.inputs[0] if node is not None and is_op(node, "Neg") else None
+
+
+def _differences(facts: Facts, mean: ir.Node, x: ir.Value) -> Iterator[ir.Node]:
+    """Where the square of the mean is subtracted from the mean of the squares of ``x``."""
+    for value in _shaped(mean.outputs[0]):
+        for square, _ in value.uses():
+            if squared_by(facts, square) is None:
+                continue
+            for node, index in square.outputs[0].uses():
+                first = node.inputs[0] if is_op(node, "Sub") and index == 1 else None
+                reduction = None if first is None else checks.strip(facts, first).producer()
+                if reduction is None or not is_op(reduction, "ReduceMean") or reduction.inputs[0] is None:
+                    continue
+                inner = square_in_front(facts, reduction.inputs[0])
+                if (
+                    inner is not None
+                    and facts.same(inner.value, checks.strip(facts, x))
+                    and is_variance(facts, reduction)
+                ):
+                    yield node
+
+
+def _shaped(value: ir.Value) -> Iterator[ir.Value]:
+    """``value``, and the same numbers in other shapes."""
+    yield value
+    for node, index in value.uses():
+        if is_op(node, *_SHAPING) and index == 0:
+            yield from _shaped(node.outputs[0])
 
 
 def _mean_behind(facts: Facts, value: ir.Value) -> ir.Node | None:
@@ -136,23 +178,27 @@ def _mean_behind(facts: Facts, value: ir.Value) -> ir.Node | None:
     return None
 
 
-def means_read_by(norms: Iterable[Norm]) -> frozenset[ir.Node]:
-    """The nodes that take means for these norms and for nothing else."""
-    subtracting = {norm.node for norm in norms if not norm.is_operator}
-    means = {norm.mean for norm in norms if norm.mean is not None}
-    return frozenset(mean for mean in means if all(_only_for(node, subtracting) for node in _readers(mean)))
+def helpers_of(facts: Facts, norms: Iterable[Norm]) -> frozenset[ir.Node]:
+    """The nodes that read what is normalised for these norms alone: they take means, squares and means of those."""
+    norms = [norm for norm in norms if not norm.is_operator]
+    ends = {norm.node for norm in norms} | {d for norm in norms for d in norm.differences}
+    found: set[ir.Node] = set()
+    for norm in norms:
+        starts = [n for n, _ in norm.x.uses() if n is norm.mean or squared_by(facts, n) is not None]
+        found.update(node for node in starts if norm.differences or node is norm.mean)
+        if norm.mean is not None:
+            found.add(norm.mean)
+    return frozenset(node for node in found if all(end in ends for end in _ends(facts, node)))
 
 
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
+def _ends(facts: Facts, node: ir.Node) -> Iterator[ir.Node]:
+    """What becomes of a mean, or of a square: the nodes that put it together with something else."""
     for output in node.outputs:
         if output.is_graph_output():
             yield node  # a reader of no kind that is known
         for reader, index in output.uses():
-            if is_op(reader, *_SHAPING) and index == 0:
-                yield from _readers(reader)
+            passes = is_op(reader, *_SHAPING, "Neg", "ReduceMean") and index == 0
+            if passes or squared_by(facts, reader) is not None:
+                yield from _ends(facts, reader)
             else:
                 yield reader
-
-
-def _only_for(node: ir.Node, subtracting: set[ir.Node]) -> bool:
-    return node in subtracting

@@ -113,12 +113,12 @@ class Finder:
     Args:
         facts: what is known of the model.
         norms: the LayerNorms that may read streams, in graph order.
-        means: nodes that take means for those and for nothing else.
+        helpers: nodes that read what is normalised for those and for nothing else.
     """
 
-    def __init__(self, facts: Facts, norms: Iterable[Norm], means: Collection[ir.Node]) -> None:
+    def __init__(self, facts: Facts, norms: Iterable[Norm], helpers: Collection[ir.Node]) -> None:
         self._facts = facts
-        self._means = means
+        self._helpers = helpers
         self._by_node: Mapping[ir.Node, Norm] = {norm.node: norm for norm in norms}
         self._place = {node: i for i, node in enumerate(self._by_node)}
 
@@ -131,7 +131,7 @@ class Finder:
         """
         known = dict(sources)
         while True:
-            walk = _Walk(self._facts, self._by_node, self._means, known)
+            walk = _Walk(self._facts, self._by_node, self._helpers, known)
             walk.run(first)
             if walk.obstacle is not None or not walk.new:
                 break
@@ -154,10 +154,10 @@ class _Walk:
         self,
         facts: Facts,
         norms: Mapping[ir.Node, Norm],
-        means: Collection[ir.Node],
+        helpers: Collection[ir.Node],
         sources: Mapping[ir.Value, Source],
     ) -> None:
-        self._facts, self._norms, self._means, self._known = facts, norms, means, sources
+        self._facts, self._norms, self._helpers, self._known = facts, norms, helpers, sources
         self.stream = Stream()
         self.new: dict[ir.Value, Source] = {}
         self.obstacle: Obstacle | None = None
@@ -298,12 +298,12 @@ class _Walk:
     def _read(self, value: ir.Value, how: How, node: ir.Node, index: int) -> str:
         """Follow one reader; what is wrong with it, or nothing."""
         norm = self._norms.get(node)
-        if norm is not None and index == 0 and how == How(-1):
-            self.stream.edges.setdefault(value, set()).add((node, 0))
+        if norm is not None and index == norm.index and how == How(-1):
+            self.stream.edges.setdefault(value, set()).add((node, index))
             if norm not in self.stream.norms:
                 self.stream.norms.append(norm)
             return ""
-        if node in self._means or (node.op_type in _SHAPES and node.domain == ""):
+        if node in self._helpers or (node.op_type in _SHAPES and node.domain == ""):
             return ""
         if how.scales:
             # only the chain that leads to its scale may read it
@@ -331,9 +331,8 @@ class _Walk:
         """LayerNorms of a value that is centred for the stream read what was centred."""
         for node, index in value.uses():
             norm = self._norms.get(node)
-            here = index == 0 and self.stream.values[value] == How(-1)
-            if norm is not None and here:
-                self.stream.edges.setdefault(value, set()).add((node, 0))
+            if norm is not None and index == norm.index and self.stream.values[value] == How(-1):
+                self.stream.edges.setdefault(value, set()).add((node, index))
                 if norm not in self.stream.norms:
                     self.stream.norms.append(norm)
 
@@ -344,7 +343,7 @@ class _Walk:
         work, seen = [value], {value}
         while work:
             current = work.pop()
-            if any(n in self._norms and i == 0 for n, i in current.uses()):
+            if any(n in self._norms and i == self._norms[n].index for n, i in current.uses()):
                 self.obstacle = self.obstacle or Obstacle(reason, node)
                 return
             for inner in self._parts.get(current, ()):

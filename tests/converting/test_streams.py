@@ -28,15 +28,17 @@ def test_a_pre_norm_model_has_only_rms_norms_afterwards(opset):
 
 @pytest.mark.parametrize("square", ["pow", "mul"])
 @pytest.mark.parametrize("keepdims", [0, 1])
-def test_norms_that_are_spelled_out(square, keepdims):
-    g = Streams()
+@pytest.mark.parametrize("how", ["sub", "add", "added", "difference"])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_norms_that_are_spelled_out(square, keepdims, how, opset):
+    g = Streams(opset)
 
     def norm(x):
-        return g.spelled_out(x, square, keepdims)
+        return g.spelled_out(x, square, keepdims, how)
 
     plain, report = converted(g.finish(g.layers(g.embedded(), norm=norm), norm))
     assert report.converted == 3
-    assert not any(n.op_type == "Sub" for n in plain.graph.node)
+    assert not any(n.op_type in ("Sub", "Neg") for n in plain.graph.node)
     assert len(rmsnorm_deploy.fuse(plain)[1].fused) == 3
 
 

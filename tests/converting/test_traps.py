@@ -318,3 +318,25 @@ def test_a_dropout_that_drops():
     model = g.finish(g.layers(x))
     _, report = rmsnorm_deploy.convert(model)
     assert "it may drop features" in report.streams[0].centrings[0].reason
+
+
+def test_squares_that_are_read_elsewhere_as_well():
+    g = Streams()
+    x = g.layers(g.embedded(), norm=lambda x: g.spelled_out(x, how="difference"))
+    squares = x * x
+    mean = g.reduce("ReduceMean", x, [-1])
+    variance = g.reduce("ReduceMean", squares, [-1]) - mean * mean
+    g.output((x - mean) / g.op("Sqrt", variance + 1e-5), "norm", (2, TOKENS, D))
+    g.output(g.op("Identity", squares), "squares", (2, TOKENS, D))
+    refused(g.model(), "Mul 'node_mul_")
+
+
+def test_norms_in_a_function_are_named():
+    g = Streams()
+    g.output(g.op("Norm", g.embedded(), g.random(D), domain="mine"), "y", (2, TOKENS, D))
+    body = helper.make_node("LayerNormalization", ["x", "w"], ["y"], name="inner", axis=-1)
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("mine", "Norm", ["x", "w"], ["y"], [body], imports)
+    _, report = converted(g.model([function], [helper.make_opsetid("mine", 1)]))
+    assert report.others[0][0] == "inner"
+    assert "'mine::Norm'" in report.others[0][1]

@@ -40,12 +40,18 @@ class Streams(Graph):
         b = [self.weight(0.3 * self.rng.standard_normal(D), self.dtype)] if bias else []
         return self.op("LayerNormalization", x, w, *b, **{"axis": -1, "epsilon": 1e-5, **attributes})
 
-    def spelled_out(self, x, square="pow", keepdims=1):
+    def spelled_out(self, x, square="pow", keepdims=1, how="sub"):
         """LayerNorm in other operators."""
         mean = self.reduce("ReduceMean", x, [-1], keepdims)
         mean = mean if keepdims else self.along("Unsqueeze", mean, [-1])
-        d = x - mean
-        ms = self.reduce("ReduceMean", d**2.0 if square == "pow" else d * d, [-1])
+        d = {"add": lambda: x + self.op("Neg", mean), "added": lambda: self.op("Neg", mean) + x}.get(
+            how, lambda: x - mean
+        )()
+        if how == "difference":
+            squares = self.reduce("ReduceMean", x**2.0 if square == "pow" else x * x, [-1])
+            ms = squares - (mean**2.0 if square == "pow" else mean * mean)
+        else:
+            ms = self.reduce("ReduceMean", d**2.0 if square == "pow" else d * d, [-1])
         w = self.weight(1 + 0.2 * self.rng.standard_normal(D), self.dtype)
         b = self.weight(0.3 * self.rng.standard_normal(D), self.dtype)
         return d / self.op("Sqrt", ms + 1e-5) * w + b
