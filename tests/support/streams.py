@@ -107,16 +107,17 @@ def layer_norms(model):
     return sum(n.op_type == "LayerNormalization" for n in nodes_of(model))
 
 
-def converted(model, *, exact=True, least=1.0, **kwargs):
+def converted(model, *, exact=True, least=1.0, make=feeds, **kwargs):
     """The converted model and the report, once it is judged: valid, the original untouched, the error no larger.
 
-    With ``exact`` the model is also converted in float64, where nothing but rounding may differ.
+    With ``exact`` the model is also converted in float64, where nothing but rounding may differ. ``make`` makes inputs
+    from the model and a seed.
     """
     before = model.SerializeToString()
     plain, report = rmsnorm_deploy.convert(model, fuse=False, **kwargs)
     assert model.SerializeToString() == before
     onnx.checker.check_model(plain, full_check=True)
-    given = [feeds(model, seed) for seed in range(4)]
+    given = [make(model, seed) for seed in range(4)]
     wanted = [truth(model, one) for one in given]
     for optimise in (False, True):
         allowed = max(least, mean_error(model, given, wanted, optimise))
