@@ -121,7 +121,7 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
         )
     graphs = scopes(model)
     before, names = count_ops(graphs), Names(graphs)
-    apart = take_apart(_nodes(model), names)
+    apart = take_apart(_nodes(model), names, model.graph)
     if apart:
         graphs = scopes(model)
     facts = facts_of(model, None, graphs)

@@ -52,6 +52,8 @@ def decide(facts: Facts, nodes: Sequence[ir.Node]) -> Decision:
             stream.obstacle = stream.obstacle or _costs_more(stream)
             streams.append(stream)
             done.update(n.node for n in stream.norms)
+        _share_norms(streams)
+        streams = [s for s in streams if s.norms]
         _leave_post_norm(streams)
         accepted = [s for s in streams if s.obstacle is None]
         copied, shared = _shared(accepted)
@@ -59,8 +61,7 @@ def decide(facts: Facts, nodes: Sequence[ir.Node]) -> Decision:
         if not new:
             break
         sources.update(new)
-    _share_norms(streams)
-    refused = [s for s in streams if s.obstacle is not None and s.norms]
+    refused = [s for s in streams if s.obstacle is not None]
     return Decision(tuple(accepted), tuple(refused), tuple(others), frozenset(copied))
 
 

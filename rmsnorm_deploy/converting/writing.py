@@ -51,12 +51,18 @@ class Writer:
         return self._taken()
 
     def centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
-        """``value`` without its mean along ``axis``; the last node gives the result."""
+        """``value`` without its mean along ``axis``; the last node gives the result.
+
+        Not written as a subtraction: a norm of the result would then be taken for a LayerNormalization, which would
+        take the same mean once more. The result is there anyway, for the stream.
+        """
         name, dtype = value.name or "value", self._facts.dtype(value) or FLOAT
         wide = FLOAT if dtype in _WIDENED else dtype
         x = self._cast(value, dtype, wide, f"{name}_wide")
         mean = self._mean(x, axis, f"{name}_mean", wide)
-        self._cast(self._op("Sub", [x, mean], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
+        minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
+        negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
+        self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
         return self._taken()
 
     def _taken(self) -> list[ir.Node]:

@@ -62,7 +62,9 @@ MODELS = {
     "phi": lambda: text(t.PhiForCausalLM, t.PhiConfig, intermediate_size=64, **SMALL, **WORDS),
     "neox": lambda: text(t.GPTNeoXForCausalLM, t.GPTNeoXConfig, intermediate_size=64, **SMALL, **WORDS),
     "falcon": lambda: text(t.FalconForCausalLM, t.FalconConfig, **SMALL, vocab_size=99, use_cache=False),
-    "stablelm": lambda: text(t.StableLmForCausalLM, t.StableLmConfig, intermediate_size=64, **SMALL, **WORDS),
+    "stablelm": lambda: text(
+        t.StableLmForCausalLM, t.StableLmConfig, intermediate_size=64, num_key_value_heads=4, **SMALL, **WORDS
+    ),
     "bert": lambda: text(t.BertModel, t.BertConfig, intermediate_size=64, **SMALL, **WORDS),
     "t5": lambda: text(t.T5EncoderModel, t.T5Config, vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2),
 }
