@@ -24,6 +24,7 @@ from rmsnorm_deploy.fusing.plan import count_ops
 from rmsnorm_deploy.installed import require_versions
 from rmsnorm_deploy.model.graphs import opset_of
 from rmsnorm_deploy.model.load import load_proto, to_ir
+from rmsnorm_deploy.model.made import put_inside, set_aside
 from rmsnorm_deploy.recognise.engine import facts_of
 from rmsnorm_deploy.recognise.facts import node_name
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -93,7 +94,11 @@ def convert(
             report = dataclasses.replace(
                 report, fusion=fusion, ops_after=fusion.ops_after, warnings=(*report.warnings, *fusion.warnings)
             )
-        return (ir.to_proto(result) if isinstance(model, onnx.ModelProto) else result), report
+        if not isinstance(model, onnx.ModelProto):
+            return result, report
+        proto, made = set_aside(result)
+        put_inside(proto, made)
+        return proto, report
 
 
 def _own(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model:

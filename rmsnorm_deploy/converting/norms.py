@@ -117,7 +117,9 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
 
 def _spelled_out(facts: Facts, node: ir.Node) -> Norm | None:
     """The subtraction of a mean over the last axis from what is then divided by the deviation."""
-    if not is_op(node, "Sub", "Add") or len(node.inputs) != 2 or not is_centred(facts, node.outputs[0], [-1]):
+    if not is_op(node, "Sub", "Add") or len(node.inputs) != 2 or node.outputs[0].is_graph_output():
+        return None
+    if not is_centred(facts, node.outputs[0], [-1]):
         return None
     for index in (0, 1) if node.op_type == "Add" else (0,):
         x, given = node.inputs[index], node.inputs[1 - index]
@@ -145,7 +147,8 @@ def _differences(facts: Facts, mean: ir.Node, x: ir.Value) -> Iterator[ir.Node]:
             if squared_by(facts, square) is None:
                 continue
             for node, index in square.outputs[0].uses():
-                first = node.inputs[0] if is_op(node, "Sub") and index == 1 else None
+                inside = is_op(node, "Sub") and index == 1 and not node.outputs[0].is_graph_output()
+                first = node.inputs[0] if inside else None
                 reduction = None if first is None else checks.strip(facts, first).producer()
                 if reduction is None or not is_op(reduction, "ReduceMean") or reduction.inputs[0] is None:
                     continue

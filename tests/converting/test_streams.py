@@ -313,10 +313,14 @@ def test_an_ir_model_and_a_path(tmp_path):
     g = Streams()
     model = g.finish(g.layers(g.embedded()))
     onnx.save(model, tmp_path / "m.onnx")
-    for given in (ir.from_proto(model), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
+    mine = ir.from_proto(model)
+    before = ir.to_proto(mine).SerializeToString()
+    for given in (mine, tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
         result, report = rmsnorm_deploy.convert(given)
         assert isinstance(result, ir.Model)
         assert report.converted == 3
+    assert ir.to_proto(mine).SerializeToString() == before
+    assert rmsnorm_deploy.convert(mine, dry_run=True)[0] is mine
     twice, _ = rmsnorm_deploy.convert(model)
     assert twice.SerializeToString() == rmsnorm_deploy.convert(model)[0].SerializeToString()
 

@@ -340,3 +340,15 @@ def test_norms_in_a_function_are_named():
     _, report = converted(g.model([function], [helper.make_opsetid("mine", 1)]))
     assert report.others[0][0] == "inner"
     assert "'mine::Norm'" in report.others[0][1]
+
+
+@pytest.mark.parametrize("which", ["centred", "variance"])
+def test_a_part_of_a_norm_that_is_an_output(which):
+    g = Streams()
+    x = g.layers(g.embedded())
+    mean = g.reduce("ReduceMean", x, [-1])
+    d = x - mean
+    variance = g.reduce("ReduceMean", x * x, [-1]) - mean * mean
+    g.output(d / g.op("Sqrt", variance + 1e-5), "norm", (2, TOKENS, D))
+    g.output(d if which == "centred" else variance, which, (2, TOKENS, D if which == "centred" else 1))
+    refused(g.finish(x), "")

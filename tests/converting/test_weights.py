@@ -112,3 +112,17 @@ def test_weights_are_never_all_in_memory(tmp_path):
     assert report.converted == layers + 1
     assert (tmp_path / "out.onnx.data").stat().st_size >= (layers + 1) * each
     assert peak < 4 * each, "one weight, its bytes, and a block of it in float64"
+
+
+def test_a_weight_with_less_data_than_it_says(tmp_path):
+    g = Streams()
+    model = g.finish(g.layers(g.embedded()))
+    table = next(t for t in model.graph.initializer if t.name == "table")
+    table.raw_data = table.raw_data[:-4]
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="the data of 'table' cannot be read"):
+        rmsnorm_deploy.convert(model)
+    result, _ = rmsnorm_deploy.convert(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="the data of 'table' cannot be read"):
+        rmsnorm_deploy.save(result, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
