@@ -37,7 +37,10 @@ class Norm:
         index: which input of the node that is.
         is_operator: whether it is one operator.
         mean: of one that is spelled out, the node that takes the mean.
-        differences: where the variance is the mean square without the square of the mean, the subtractions of that.
+        differences: where something is made of the mean and subtracted, the subtractions: of its square, where the
+            variance is the mean square without it; of its scaled value, where the norm is x * s + (bias - mean * s).
+        products: the nodes that compute such an x * s.
+        scaled: those that compute mean * s.
     """
 
     node: ir.Node
@@ -47,6 +50,8 @@ class Norm:
     is_operator: bool = True
     mean: ir.Node | None = None
     differences: tuple[ir.Node, ...] = ()
+    products: tuple[ir.Node, ...] = ()
+    scaled: tuple[ir.Node, ...] = ()
 
     @property
     def output(self) -> ir.Value:
@@ -130,7 +135,16 @@ def _spelled_out(facts: Facts, node: ir.Node) -> Norm | None:
         differences = tuple(_differences(facts, mean, x))
         squares = [n for n, _ in node.outputs[0].uses() if is_op(n, *_SQUARES, "Cast")]
         if differences or squares:
-            return Norm(node, x, index=index, is_operator=False, mean=mean, differences=differences)
+            shifts = list(_shifts(facts, mean, x))
+            return Norm(
+                *(node, x),
+                index=index,
+                is_operator=False,
+                mean=mean,
+                differences=(*differences, *(shift.subtraction for shift in shifts)),
+                products=tuple(product for shift in shifts for product in shift.products),
+                scaled=tuple(shift.scaled for shift in shifts),
+            )
     return None
 
 
@@ -161,6 +175,42 @@ def _differences(facts: Facts, mean: ir.Node, x: ir.Value) -> Iterator[ir.Node]:
                     yield node
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shift:
+    """A bias - mean * s that is added to x * s."""
+
+    subtraction: ir.Node
+    scaled: ir.Node
+    products: tuple[ir.Node, ...]
+
+
+def _shifts(facts: Facts, mean: ir.Node, x: ir.Value) -> Iterator[_Shift]:
+    """Where the scaled mean is taken from a bias, which is then added to ``x`` times the same scale."""
+    for value in _shaped(mean.outputs[0]):
+        for scaled, place in value.uses():
+            uses = list(scaled.outputs[0].uses()) if is_op(scaled, "Mul") and scaled.outputs else []
+            if len(uses) != 1 or uses[0][1] != 1 or not is_op(uses[0][0], "Sub") or scaled.outputs[0].is_graph_output():
+                continue
+            subtraction, scale = uses[0][0], scaled.inputs[1 - place]
+            if subtraction.outputs[0].is_graph_output() or not facts.is_constant_expression(subtraction.inputs[0]):
+                continue
+            sums = list(subtraction.outputs[0].uses())
+            others = [node.inputs[1 - index] for node, index in sums if is_op(node, "Add")]
+            products = [None if other is None else other.producer() for other in others]
+            found = tuple(p for p in products if p is not None and _is_product_of(facts, p, x, scale))
+            if found and len(found) == len(sums):
+                yield _Shift(subtraction, scaled, found)
+
+
+def _is_product_of(facts: Facts, node: ir.Node, x: ir.Value, scale: ir.Value | None) -> bool:
+    """Whether a node multiplies ``x`` by ``scale`` for one reader alone."""
+    output = node.outputs[0]
+    if not is_op(node, "Mul") or len(output.uses()) != 1 or output.is_graph_output():
+        return False
+    pairs = (tuple(node.inputs), tuple(node.inputs)[::-1])
+    return any(a is x and facts.same(b, scale) for a, b in pairs)
+
+
 def _shaped(value: ir.Value) -> Iterator[ir.Value]:
     """``value``, and the same numbers in other shapes."""
     yield value
@@ -184,14 +234,15 @@ def _mean_behind(facts: Facts, value: ir.Value) -> ir.Node | None:
 def helpers_of(facts: Facts, norms: Iterable[Norm]) -> frozenset[ir.Node]:
     """The nodes that read what is normalised for these norms alone: they take means, squares and means of those."""
     norms = [norm for norm in norms if not norm.is_operator]
-    ends = {norm.node for norm in norms} | {d for norm in norms for d in norm.differences}
+    ends = {norm.node for norm in norms} | {d for norm in norms for d in (*norm.differences, *norm.scaled)}
     found: set[ir.Node] = set()
     for norm in norms:
         starts = [n for n, _ in norm.x.uses() if n is norm.mean or squared_by(facts, n) is not None]
         found.update(node for node in starts if norm.differences or node is norm.mean)
         if norm.mean is not None:
             found.add(norm.mean)
-    return frozenset(node for node in found if all(end in ends for end in _ends(facts, node)))
+    kept = {node for node in found if all(end in ends for end in _ends(facts, node))}
+    return frozenset(kept.union(product for norm in norms for product in norm.products))
 
 
 def _ends(facts: Facts, node: ir.Node) -> Iterator[ir.Node]:

@@ -30,7 +30,7 @@ def test_a_pre_norm_model_has_only_rms_norms_afterwards(opset):
 
 @pytest.mark.parametrize("square", ["pow", "mul"])
 @pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("how", ["sub", "add", "added", "difference"])
+@pytest.mark.parametrize("how", ["sub", "add", "added", "difference", "shift"])
 @pytest.mark.parametrize("opset", [11, 13, 18])
 def test_norms_that_are_spelled_out(square, keepdims, how, opset):
     g = Streams(opset)

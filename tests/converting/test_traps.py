@@ -352,3 +352,13 @@ def test_a_part_of_a_norm_that_is_an_output(which):
     g.output(d / g.op("Sqrt", variance + 1e-5), "norm", (2, TOKENS, D))
     g.output(d if which == "centred" else variance, which, (2, TOKENS, D if which == "centred" else 1))
     refused(g.finish(x), "")
+
+
+def test_a_shift_by_another_scale_than_that_of_x():
+    g = Streams()
+    x = g.layers(g.embedded())
+    mean = g.reduce("ReduceMean", x, [-1])
+    d = x - mean
+    s = g.op("Reciprocal", g.op("Sqrt", g.reduce("ReduceMean", d * d, [-1]) + 1e-5)) * g.random(D)
+    g.output(x * (s * 1.5) + (g.random(D) - mean * s), "norm", (2, TOKENS, D))
+    refused(g.finish(x), "needs its mean")

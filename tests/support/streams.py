@@ -47,6 +47,12 @@ class Streams(Graph):
         d = {"add": lambda: x + self.op("Neg", mean), "added": lambda: self.op("Neg", mean) + x}.get(
             how, lambda: x - mean
         )()
+        if how == "shift":
+            w = self.weight(1 + 0.2 * self.rng.standard_normal(D), self.dtype)
+            b = self.weight(0.3 * self.rng.standard_normal(D), self.dtype)
+            ms = self.reduce("ReduceMean", d**2.0 if square == "pow" else d * d, [-1])
+            s = self.op("Reciprocal", self.op("Sqrt", ms + 1e-5)) * w
+            return x * s + (b - mean * s) if square == "pow" else (b - s * mean) + s * x
         if how == "difference":
             squares = self.reduce("ReduceMean", x**2.0 if square == "pow" else x * x, [-1])
             ms = squares - (mean**2.0 if square == "pow" else mean * mean)
