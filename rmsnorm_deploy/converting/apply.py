@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.converting.bias import Product, products_behind
-from rmsnorm_deploy.converting.centring import Array, centred
+from rmsnorm_deploy.converting.centring import Array
+from rmsnorm_deploy.converting.contents import edited, lazy
 from rmsnorm_deploy.converting.decide import Decision
 from rmsnorm_deploy.converting.norms import Norm
-from rmsnorm_deploy.converting.streams import How, Stream
+from rmsnorm_deploy.converting.stream import How, Stream
 from rmsnorm_deploy.converting.writers import is_leaf, read, require_place, tensor_of, vector_behind
 from rmsnorm_deploy.converting.writing import Writer, take_over
 from rmsnorm_deploy.fusing.names import Names
 from rmsnorm_deploy.model.dead import remove_dead
-from rmsnorm_deploy.model.made import OUTSIDE
 from rmsnorm_deploy.recognise.facts import Facts
 
 
@@ -136,7 +135,7 @@ class Applier:
         tensor = tensor_of(value)
         assert tensor is not None
         name = self._names.unique(f"{value.name}_centred")
-        return self._register(value, _lazy(tensor, name, _edited(tensor, value.name, how)), name)
+        return self._register(value, lazy(tensor, name, edited(tensor, value.name, how)), name)
 
     def _register(self, beside: ir.Value, tensor: ir.LazyTensor, name: str) -> ir.Value:
         """A new initializer of the graph that ``beside`` is in."""
@@ -171,7 +170,7 @@ class Applier:
         """Change a constant where it is: nobody else reads it."""
         tensor = tensor_of(value)
         assert tensor is not None
-        self._replace(value, _lazy(tensor, value.name, _edited(tensor, value.name, how)))
+        self._replace(value, lazy(tensor, value.name, edited(tensor, value.name, how)))
 
     def _replace(self, value: ir.Value, tensor: ir.LazyTensor) -> None:
         """``value`` holds another tensor from now on."""
@@ -253,46 +252,15 @@ class Applier:
             return product.new_bias(read(vector, name), read(old, bias.name), read(matrix, product.matrix.name))
 
         if len(bias.uses()) == 1 and not bias.is_graph_output():
-            self._replace(bias, _lazy(old, bias.name, new))
+            self._replace(bias, lazy(old, bias.name, new))
             return
         copy = self._names.unique(f"{bias.name}_folded")
-        product.holder.replace_input_with(product.index, self._register(bias, _lazy(old, copy, new), copy))
+        product.holder.replace_input_with(product.index, self._register(bias, lazy(old, copy, new), copy))
 
     def _loose_behind(self, value: ir.Value) -> None:
         node = value.producer()
         if node is not None:
             self._loose.append(node)
-
-
-def _edited(tensor: ir.TensorProtocol, name: str | None, how: How) -> Callable[[], Array]:
-    """Makes a tensor's new content when it is asked for."""
-    scales = []
-    for value in how.scales:
-        leaf = vector_behind(value)
-        held = None if leaf is None else tensor_of(leaf)
-        assert held is not None
-        scales.append((held, value.name))
-
-    def new() -> Array:
-        return centred(read(tensor, name), how.axis, [read(t, n).reshape(-1) for t, n in scales])
-
-    return new
-
-
-def _lazy(like: ir.TensorProtocol, name: str | None, content: Callable[[], Array]) -> ir.LazyTensor:
-    """A tensor of the type and shape of ``like`` whose content is computed each time that somebody reads it."""
-    dtype = ir.DataType(like.dtype)
-
-    def evaluate() -> ir.Tensor[Any]:
-        made = ir.Tensor(content().astype(dtype.numpy(), copy=False), dtype=dtype, name=name)
-        if isinstance(like, ir.ExternalTensor):
-            like.release()
-        return made
-
-    lazy = ir.LazyTensor(evaluate, dtype, ir.Shape(like.shape.numpy()), name=name)
-    if isinstance(like, ir.ExternalTensor):
-        lazy.meta[OUTSIDE] = True
-    return lazy
 
 
 def _insert_behind(value: ir.Value, nodes: list[ir.Node]) -> None:

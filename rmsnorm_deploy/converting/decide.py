@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from rmsnorm_deploy.converting.norms import NoNorm, helpers_of, norms_of
-from rmsnorm_deploy.converting.streams import Constant, Finder, How, Obstacle, Source, Stream
+from rmsnorm_deploy.converting.stream import Constant, How, Obstacle, Source, Stream
+from rmsnorm_deploy.converting.streams import Finder
 from rmsnorm_deploy.converting.writers import is_leaf, tensor_of
 from rmsnorm_deploy.recognise.facts import Facts, node_name
 

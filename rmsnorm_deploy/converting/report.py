@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.converting.apply import Biases
 from rmsnorm_deploy.converting.decide import Decision
-from rmsnorm_deploy.converting.streams import Stream
+from rmsnorm_deploy.converting.stream import Stream
 from rmsnorm_deploy.converting.writers import is_leaf
 from rmsnorm_deploy.fusing.report import FusionReport
 from rmsnorm_deploy.recognise.facts import node_name

@@ -71,6 +71,14 @@ def read(tensor: ir.TensorProtocol, name: str | None) -> NDArray[Any]:
         ModelError: it is not there, or not what the model says.
     """
     require_place(tensor, name)
+    if isinstance(tensor, ir.ExternalTensor):
+        # one of our own: the caller's would keep the file mapped for as long as the model is there
+        tensor = ir.ExternalTensor(
+            *(tensor.location, tensor.offset, tensor.length, tensor.dtype),
+            shape=tensor.shape,
+            name=tensor.name or "",
+            base_dir=tensor.base_dir,
+        )
     try:
         return np.asarray(tensor.numpy())
     except (OSError, ValueError, TypeError) as error:

@@ -49,7 +49,8 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
-converting: __init__ centring norms writers moves writing contrib bias streams decide apply report convert
+converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
+    decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external made splice commit cut
