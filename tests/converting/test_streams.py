@@ -175,7 +175,43 @@ def _mean_of_tokens(g, x):
     return g.reduce("ReduceMean", g.linear(x), [1])
 
 
+def _resized(g, x):
+    y = g.op("Transpose", g.linear(x), perm=[0, 2, 1])
+    roi = g.constant(np.zeros(0), F)
+    y = g.op("Resize", y, roi, g.constant([1.0, 1.0, 2.0], F), mode="linear")
+    y = g.op("AveragePool", y, kernel_shape=[2], strides=[2])
+    return g.op("Transpose", y, perm=[0, 2, 1])
+
+
+def _padded(g, x):
+    y = g.op("Slice", g.linear(x), g.constant([1], I64), g.constant([4], I64), g.constant([1], I64))
+    y = g.op("Pad", y, g.constant([0, 1, 0, 0, 1, 0], I64))
+    return g.op("Mean", y, g.random(1, 1, D))
+
+
+def _repeated(g, x):
+    y = g.reduce("ReduceSum", g.linear(x), [1], 0)
+    return g.op("Tile", g.along("Unsqueeze", y, [1]), g.constant([1, TOKENS, 1], I64))
+
+
+def _matrix_on_the_left(g, x):
+    y = g.op("MatMul", g.matrix(D, D), g.op("Transpose", x, perm=[0, 2, 1]))
+    return g.op("Transpose", y, perm=[0, 2, 1])
+
+
+def _conv_transposed(g, x):
+    turned = g.op("Transpose", x, perm=[0, 2, 1])
+    y = g.op("ConvTranspose", turned, g.matrix(D, D, 1), g.random(D))
+    return g.op("Transpose", y, perm=[0, 2, 1])
+
+
+def _pooled(g, x):
+    y = g.op("GlobalAveragePool", g.op("Transpose", g.linear(x), perm=[0, 2, 1]))
+    return g.along("Unsqueeze", g.op("Flatten", y, axis=1), [1])
+
+
 WRITERS = [
+    *(_resized, _padded, _repeated, _matrix_on_the_left, _conv_transposed, _pooled),
     *(_matmul, _matmul_transposed, _bias_first, _gemm, _gemm_transposed, _gemm_scaled, _gemm_without_bias),
     *(_conv_of_tokens, _conv_of_patches, _number, _subtracted, _layer_scale, _layer_scale_in_front),
     *(_two_layer_scales, _scaled, _masked, _where, _dropped, _two_of_them, _moved, _cut_and_joined, _split, _cast),
