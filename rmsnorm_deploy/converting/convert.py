@@ -125,6 +125,12 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
             f"Convert it first: onnx.version_converter.convert_version(model, {OLDEST_OPSET}).",
         )
     graphs = scopes(model)
+    for node in _nodes(model):
+        if any(a.is_ref() for a in node.attributes.values()):
+            raise ModelError(
+                f"'{node_name(node)}' refers to an attribute of a function, and stands in none",
+                "Export the model again.",
+            )
     before, names = count_ops(graphs), Names(graphs)
     apart = take_apart(_nodes(model), names, model.graph)
     if apart:

@@ -94,7 +94,12 @@ class _Walk:
                 self._norms_of_source(value)
                 continue
             self._backward(value)
-            self._forward(value)
+            if not self.stream.values[value].scales:
+                self._forward(value)
+        # what multiplies by the same scale may be met later than what it reads
+        for value, how in list(self.stream.values.items()):
+            if how.scales and value not in self.stream.sources:
+                self._forward(value)
         for value, (reason, node) in self._bad.items():
             self._cannot(value, reason, node)
 
@@ -227,7 +232,7 @@ class _Walk:
             return ""
         if how.scales:
             # only the chain that leads to its scale may read it
-            outputs = [o for o in node.outputs if o in self.stream.values]
+            outputs = [o for o in node.outputs if o in self.stream.values and o not in self._known]
             parts = [p for o in outputs for p in self._quietly(node, o)]
             return "" if any(p.index == index for p in parts) else "without the scale behind it"
         found = ahead(self._facts, node, index, how.axis)

@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import rmsnorm_deploy
+from rmsnorm_deploy.errors import ModelError
 from tests.support.spellings.graph import I64, F, V
 from tests.support.streams import TOKENS, WORDS, D, Streams, converted, layer_norms
 
@@ -362,3 +363,27 @@ def test_a_shift_by_another_scale_than_that_of_x():
     s = g.op("Reciprocal", g.op("Sqrt", g.reduce("ReduceMean", d * d, [-1]) + 1e-5)) * g.random(D)
     g.output(x * (s * 1.5) + (g.random(D) - mean * s), "norm", (2, TOKENS, D))
     refused(g.finish(x), "needs its mean")
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_branch_that_is_scaled_twice_by_the_same(swapped, read):
+    g = Streams()
+    x, gamma = g.embedded(), g.random(D)
+    f = g.linear(g.op("Tanh", g.layer_norm(x)))
+    a, b = (f * gamma for _ in range(2))
+    if read:
+        g.output(g.op("Tanh", b), "more", (2, TOKENS, D))
+    a, b = (b, a) if swapped else (a, b)
+    _, report = converted(g.finish(g.layers(g.layers(x + a, 3) + b, 3)))
+    assert report.converted == report.found
+    assert bool(report.streams[0].centrings) == read
+
+
+def test_a_reference_to_an_attribute_outside_of_a_function():
+    g = Streams()
+    model = g.finish(g.layers(g.embedded()))
+    model.graph.node[0].attribute.append(helper.make_attribute("axis", 0))
+    model.graph.node[0].attribute[-1].ref_attr_name = "to"
+    with pytest.raises(ModelError, match="'node_gather_1' refers to an attribute of a function"):
+        rmsnorm_deploy.convert(model)
