@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rmsnorm_deploy.check.bench import bench
     from rmsnorm_deploy.check.verify import verify
+    from rmsnorm_deploy.converting.convert import convert
+    from rmsnorm_deploy.converting.report import ConversionReport
     from rmsnorm_deploy.errors import MissingEnvironment, ModelError, RmsNormDeployError, UsageError, VerificationFailed
     from rmsnorm_deploy.fusing.forms import Form
     from rmsnorm_deploy.fusing.fuse import explain, fuse
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConversionReport",
     "Form",
     "FusionReport",
     "MissingEnvironment",
@@ -44,6 +47,7 @@ __all__ = [
     "VerificationFailed",
     "__version__",
     "bench",
+    "convert",
     "explain",
     "fuse",
     "library_path",
@@ -58,6 +62,8 @@ __all__ = [
 _HOMES = {
     "check.bench": ("bench",),
     "check.verify": ("verify",),
+    "converting.convert": ("convert",),
+    "converting.report": ("ConversionReport",),
     "errors": ("MissingEnvironment", "ModelError", "RmsNormDeployError", "UsageError", "VerificationFailed"),
     "fusing.forms": ("Form",),
     "fusing.fuse": ("explain", "fuse"),

@@ -108,6 +108,14 @@ class Output:
 
 def print_report(report: Any) -> None:
     """What was done to the operators, to stdout; warnings to stderr."""
+    print_changes(report)
+    show(outcome(report))
+    for warning in report.warnings:
+        say(f"warning: {warning}")
+
+
+def print_changes(report: Any) -> None:
+    """The operators of which there are more or fewer than before, to stdout."""
     names = sorted(set(report.ops_before) | set(report.ops_after))
     changed = [n for n in names if report.ops_before.get(n, 0) != report.ops_after.get(n, 0)]
     if changed:
@@ -117,6 +125,3 @@ def print_report(report: Any) -> None:
         add_row(table, "all nodes", str(sum(report.ops_before.values())), str(sum(report.ops_after.values())))
         show(table)
         show("")
-    show(outcome(report))
-    for warning in report.warnings:
-        say(f"warning: {warning}")

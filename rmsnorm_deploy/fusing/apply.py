@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx
@@ -18,6 +17,7 @@ from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.fusing.touched import Touched
+from rmsnorm_deploy.model.dead import remove_dead
 from rmsnorm_deploy.model.graphs import AI_ONNX, ir_subgraphs, opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.recognise.facts import node_name
@@ -59,7 +59,7 @@ def apply(plan: Plan) -> Changes:
     descriptions = plan.described()
     rewriter = _Rewriter(plan, touched)
     norms = [rewriter.replace(match) for match in plan.matches]
-    removed = _remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
+    removed = remove_dead([n for m in plan.matches for n in reversed(m.nodes)])
     rewriter.sort()
     if plan.ours:
         clear(plan.model)
@@ -161,30 +161,6 @@ class _Rewriter:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         self._successors[old] = new
         old.name = None
-
-
-def _remove_dead(candidates: Iterable[ir.Node]) -> set[ir.Node]:
-    """Remove those candidates that nothing uses any more, and what only they used. Returns the removed nodes."""
-    removed: set[ir.Node] = set()
-    work = collections.deque(candidates)
-    while work:
-        node = work.popleft()
-        if node in removed or node.graph is None:
-            continue
-        if any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        inputs = [v for v in node.inputs if v is not None]
-        node.graph.remove(node, safe=True)
-        removed.add(node)
-        for value in inputs:
-            producer = value.producer()
-            if producer is not None:
-                work.append(producer)
-            elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                graph = value.graph
-                if isinstance(graph, ir.Graph) and value.name is not None and value.name in graph.initializers:
-                    del graph.initializers[value.name]
-    return removed
 
 
 def _supply(plan: Plan) -> list[tuple[onnx.FunctionProto, ir.Function]]:

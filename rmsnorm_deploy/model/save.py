@@ -13,16 +13,17 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.errors import ModelError, UsageError, first_line
+from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, first_line
 from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
 from rmsnorm_deploy.model.commit import commit_weights, old_weights
 from rmsnorm_deploy.model.external import weights_folder
 from rmsnorm_deploy.model.files import StrPath, check_output, output_path, same_file
 from rmsnorm_deploy.model.leftovers import remove_leftovers
 from rmsnorm_deploy.model.load import PROTOBUF_LIMIT
+from rmsnorm_deploy.model.made import OUTSIDE, Made, put_inside, set_aside
 from rmsnorm_deploy.model.sound import require_sound
 from rmsnorm_deploy.model.validity import check_written
-from rmsnorm_deploy.model.weights import References, references, renamed, with_weights_in
+from rmsnorm_deploy.model.weights import NOTHING_MADE, References, references, renamed, with_weights_in
 
 _SPARE = 64 * 2**20
 """Room for everything in a message that is not weights."""
@@ -62,8 +63,10 @@ def save(
     """Write ``model`` to ``path``: to a temporary name in the same folder first, checked, then renamed.
 
     An output in the folder of ``source`` keeps pointing at the same weight files. Anywhere else the weights are copied
-    into one file beside it, ``<name>.data``. Equal models give equal bytes. One rename replaces an output and its
-    weights: new weights get a name that the old model does not use, and the old ones go afterwards.
+    into one file beside it, ``<name>.data``. So they are, one at a time, where some are computed while they are
+    written, as in an ``onnx_ir.Model`` from :func:`rmsnorm_deploy.convert`. Equal models give equal bytes. One rename
+    replaces an output and its weights: new weights get a name that the old model does not use, and the old ones go
+    afterwards.
 
     Args:
         model: what to write; it is not changed.
@@ -99,24 +102,28 @@ def saving(
     target, origin = output_path(path), Path(source) if source is not None else None
     remove_leftovers(target.parent)  # they may stand in the way
     check_output(target, source=origin, overwrite=overwrite)
-    proto, folder = _proto_and_folder(model, target, origin)
+    proto, folder, made = _proto_and_folder(model, target, origin)
     known = references(proto, folder)
     for file in {r.file for r in known.values()}:
         if same_file(file, target):
             raise UsageError(f"the output {target} is a weight file of the model", "Choose another output.")
     shared = bool(known) and same_file(folder, target.parent)
-    large = _inline_size(proto) + _SPARE > PROTOBUF_LIMIT
-    data = target.with_name(target.name + ".data") if large or (known and not shared) else None
+    to_make = sum(tensor.nbytes for tensor in made.values())
+    large = _inline_size(proto) + to_make + _SPARE > PROTOBUF_LIMIT
+    elsewhere = large or (known and (made or not shared)) or any(OUTSIDE in t.meta for t in made.values())
+    data = target.with_name(target.name + ".data") if elsewhere else None
     if data is not None:
         _check_data(data, overwrite, known)
     copied = 0
     with staging(target) as stage, _beside_weights(target, stage, shared and data is None) as staged:
         if data is not None:
-            _require_space(target.parent, sum(r.length for r in known.values()))
+            _require_space(target.parent, sum(r.length for r in known.values()) + to_make)
             with (stage.folder / data.name).open("xb") as out:
-                proto, copied = with_weights_in(proto, known, out, data.name, all_large=large)
+                proto, copied = with_weights_in(proto, known, out, data.name, all_large=large, made=made)
                 out.flush()
                 os.fsync(out.fileno())
+        elif made:
+            put_inside(proto, made)
         write_new(staged, _serialized(proto, target))
         check_written(staged, origin)
         if check is not None:
@@ -168,16 +175,19 @@ def _note(names: tuple[str, ...], copied: int) -> str:
 
 def _proto_and_folder(
     model: onnx.ModelProto | ir.Model, target: Path, origin: Path | None
-) -> tuple[onnx.ModelProto, Path]:
-    """The model as a proto, and the folder to which its external data are relative."""
+) -> tuple[onnx.ModelProto, Path, Made]:
+    """The model as a proto, the folder to which its external data are relative, and data that are to be computed."""
     if isinstance(model, onnx.ModelProto):
         require_sound(model, "what is to be saved")
-        return model, (target if origin is None else origin).parent
+        return model, (target if origin is None else origin).parent, NOTHING_MADE
     folder = weights_folder(model)
     if folder is None:
         folder = origin.parent if origin is not None else Path()
     try:
-        return ir.to_proto(model), folder
+        proto, made = set_aside(model)
+        return proto, folder, made
+    except RmsNormDeployError:
+        raise
     except Exception as error:  # onnx_ir raises many types on graphs that contradict themselves
         why = first_line(error.__cause__ or error)
         raise ModelError(f"the model cannot be written: {why}", "Make it again from the original.") from error

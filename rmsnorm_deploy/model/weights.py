@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,8 +14,10 @@ from onnx import TensorProto
 
 from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.model.external import external_reference, external_tensors, open_weights, weight_file
+from rmsnorm_deploy.model.made import Made, location_of
 from rmsnorm_deploy.model.skeleton import is_left_out, without_weights
 
+NOTHING_MADE: Made = types.MappingProxyType({})
 _ALIGNMENT = 4096
 """Larger tensors start at a multiple of it, so that runtimes can map them."""
 _CHUNK = 16 * 2**20
@@ -50,6 +53,8 @@ def references(proto: onnx.ModelProto, folder: Path) -> References:
     """The external data of ``proto``, each place once, in the order of the graph."""
     found: References = {}
     for tensor in external_tensors(proto):
+        if location_of(tensor):
+            continue
         key = external_reference(tensor)
         if key not in found:
             file = weight_file(folder, key[0], tensor.name)
@@ -62,7 +67,7 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def with_weights_in(
-    proto: onnx.ModelProto, known: References, out: BinaryIO, name: str, *, all_large: bool
+    proto: onnx.ModelProto, known: References, out: BinaryIO, name: str, *, all_large: bool, made: Made = NOTHING_MADE
 ) -> tuple[onnx.ModelProto, int]:
     """A copy of ``proto`` whose external data are in one weight file, and how many bytes that has.
 
@@ -72,6 +77,7 @@ def with_weights_in(
         out: the new weight file, empty and open for writing.
         name: how the model refers to that file.
         all_large: move large data that are inside the message there as well.
+        made: data that are computed while they are written.
     """
     if all_large:
         copy = without_weights(proto, lambda tensor: len(tensor.raw_data) >= _SMALL)
@@ -81,6 +87,10 @@ def with_weights_in(
     places: dict[tuple[str, int, int], int] = {}
     for tensor in external_tensors(copy):
         if is_left_out(tensor):
+            continue
+        if location_of(tensor):
+            data = made[location_of(tensor)].tobytes()
+            _point_at(tensor, name, _append(out, [data], len(data)), len(data))
             continue
         key = external_reference(tensor)
         if key not in places:

@@ -25,6 +25,7 @@ ROOMS = {
     "op": set(),
     "model": {"errors"},
     "recognise": {"model", "op"},
+    "converting": {"errors", "fusing", "installed", "model", "op", "recognise"},
     "fusing": {"errors", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "installed", "model", "op", "run"},
@@ -50,10 +51,12 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
+converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
+    decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dims files skeleton text atomic calls equations external many_dimensions splice
-    commit cut sound weights load validity opset save
+model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
+    commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims

@@ -1,0 +1,107 @@
+"""The command ``convert``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, Seed, Shapes
+from rmsnorm_deploy.cli.printing import say, show
+from rmsnorm_deploy.cli.writing import Output, print_changes
+from rmsnorm_deploy.errors import UsageError, VerificationFailed
+from rmsnorm_deploy.fusing.forms import DEFAULT
+
+ORDER = 17
+"""Its place in the list of commands."""
+_FIRST = 8
+"""Names that are shown of a list, unless the proof is asked for."""
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="The converted model.")] = None,
+    fuse: Annotated[bool, typer.Option("--fuse/--no-fuse", help="Write each norm as one operator.")] = True,
+    verify: Annotated[
+        bool | None, typer.Option("--verify/--no-verify", help="Compare with IN before OUT appears; the default.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the proof; write nothing.")] = False,
+    require: Annotated[
+        str | None, typer.Option("--require", metavar="N|all", help="Fail unless so many LayerNorms are converted.")
+    ] = None,
+    force: Force = False,
+    form: FormOption = DEFAULT,
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    seed: Seed = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make RMSNorms of the LayerNorms of IN that are proven to be, by taking the mean out of the weights.
+
+    --inputs, --shapes and --seed say what the comparison runs the models on. IN and its weights are never changed.
+    """
+    started = time.perf_counter()
+    wanted = _wanted(require)
+    place = Output(
+        model,
+        output,
+        example="converted.onnx",
+        verify=not dry_run if verify is None else verify,
+        dry_run=dry_run,
+        force=force,
+        inputs=inputs,
+        shapes=shapes,
+        seed=seed,
+    )
+    from rmsnorm_deploy.converting.convert import convert
+
+    result, report = convert(model, fuse=fuse, form=form, dry_run=dry_run)
+    if not as_json:
+        _print(report, proof=dry_run)
+    if wanted is not None and report.converted < (report.found if wanted < 0 else wanted):
+        raise VerificationFailed(
+            f"--require asks for {'all' if wanted < 0 else wanted} LayerNorms, and {report.summary()}",
+            "'rmsnorm-deploy convert MODEL --dry-run' says why the others are left; nothing was written.",
+        )
+    place.write(result, report, as_json=as_json)
+    say(f"took {time.perf_counter() - started:.2f} s")
+
+
+def _wanted(require: str | None) -> int | None:
+    """The number of LayerNorms asked for; -1 for all."""
+    if require is None or require == "all" or require.isdecimal():
+        return None if require is None else -1 if require == "all" else int(require)
+    raise UsageError(f"--require takes a number or 'all', not '{require}'", "Write --require 12 or --require all.")
+
+
+def _print(report: Any, *, proof: bool) -> None:
+    for stream in report.streams:
+        if not stream.converted:
+            show(f"left     {_list(stream.norms, proof)}: {stream.reason}")
+            continue
+        show(f"stream   {len(stream.values)} values without a mean, read by {_list(stream.norms, proof)}")
+        if proof:
+            show(f"         values: {', '.join(stream.values)}")
+        for edit in stream.edits if proof else ():
+            scales = f", scaled by {', '.join(edit.scales)}" if edit.scales else ""
+            what = "a copy of it, as others read it, too" if edit.copied else "read by " + ", ".join(edit.read_by)
+            show(f"edited   {edit.name}: its mean over dimension {edit.axis}{scales}; {what}")
+        if not proof:
+            show(f"edited   {_list([edit.name for edit in stream.edits], proof)}")
+        for centring in stream.centrings:
+            show(f"centred  {centring.value} at run time: {centring.reason}")
+        for norm, products in stream.folded.items() if proof else ():
+            show(f"bias     of {norm} goes into {', '.join(products)}")
+    for node, reason in report.others:
+        show(f"left     {node}: {reason}")
+    print_changes(report)
+    show(report.summary())
+    for warning in report.warnings:
+        say(f"warning: {warning}")
+
+
+def _list(names: Any, whole: bool) -> str:
+    shown = names if whole else names[:_FIRST]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")

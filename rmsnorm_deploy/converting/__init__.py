@@ -1,0 +1,1 @@
+"""LayerNorm turned into RMSNorm where that is proven to be exact."""

@@ -1,0 +1,113 @@
+"""The nodes that are written: a norm without a mean, and the centring of a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_deploy.converting.norms import Norm
+from rmsnorm_deploy.fusing.names import Constants, Names
+from rmsnorm_deploy.recognise.facts import Facts, node_name
+
+FLOAT = ir.DataType.FLOAT
+_WIDENED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+class Writer:
+    """Writes standard operators.
+
+    Args:
+        facts: what is known of the model before it was changed.
+        names: gives names.
+        opset: the ai.onnx opset of the model.
+        root: the main graph.
+    """
+
+    def __init__(self, facts: Facts, names: Names, opset: int, root: ir.Graph) -> None:
+        self._facts, self._names, self._opset, self._root = facts, names, opset, root
+        self._constants = Constants(names)
+        self._nodes: list[ir.Node] = []
+
+    def norm(self, norm: Norm, bias: ir.Value | None) -> list[ir.Node]:
+        """The RMSNorm of ``norm.x``, scaled, with ``bias`` or without one; the last node gives the result.
+
+        16 bits are left for float32 in the beginning and come back at the end: one rounding, as in LayerNormalization.
+        """
+        name, dtype = node_name(norm.node), self._facts.dtype(norm.x) or FLOAT
+        wide, like = (FLOAT if dtype in _WIDENED else dtype), norm.x
+        x = self._cast(norm.x, dtype, wide, f"{name}_x")
+        square = self._op("Mul", [x, x], f"{name}_square", wide, like)
+        mean = self._mean(square, -1, f"{name}_mean_square", wide)
+        epsilon = self._constant(np.float64(norm.epsilon), wide, f"{name}_epsilon")
+        root = self._op("Sqrt", [self._op("Add", [mean, epsilon], f"{name}_sum", wide)], f"{name}_rms", wide)
+        y = self._op("Div", [x, root], f"{name}_normalised", wide, like)
+        for op_type, value in (("Mul", norm.scale), ("Add", bias)):
+            if value is not None:
+                given = self._facts.dtype(value) or wide
+                y = self._op(op_type, [y, self._cast(value, given, wide, f"{name}_wide")], f"{name}_y", wide, like)
+        self._cast(y, wide, norm.output.dtype or dtype, f"{name}_narrow")
+        return self._taken()
+
+    def centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
+        """``value`` without its mean along ``axis``; the last node gives the result.
+
+        Not written as a subtraction: a norm of the result would then be taken for a LayerNormalization, which would
+        take the same mean once more. The result is there anyway, for the stream.
+        """
+        name, dtype = value.name or "value", self._facts.dtype(value) or FLOAT
+        wide = FLOAT if dtype in _WIDENED else dtype
+        x = self._cast(value, dtype, wide, f"{name}_wide")
+        mean = self._mean(x, axis, f"{name}_mean", wide)
+        minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
+        negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
+        self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
+        return self._taken()
+
+    def _taken(self) -> list[ir.Node]:
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def _cast(self, value: ir.Value, before: ir.DataType, after: ir.DataType, name: str) -> ir.Value:
+        if before == after:
+            return value
+        return self._op("Cast", [value], name, after, value, [ir.AttrInt64("to", int(after))])
+
+    def _mean(self, value: ir.Value, axis: int, name: str, dtype: ir.DataType) -> ir.Value:
+        keep = ir.AttrInt64("keepdims", 1)
+        if self._opset < 18:
+            return self._op("ReduceMean", [value], name, dtype, None, [ir.AttrInt64s("axes", [axis]), keep])
+        axes = self._constants.value(self._root, f"{name}_axes", ir.Tensor(np.array([axis], np.int64)))
+        return self._op("ReduceMean", [value, axes], name, dtype, None, [keep])
+
+    def _constant(self, number: Any, dtype: ir.DataType, name: str) -> ir.Value:
+        return self._constants.value(self._root, name, ir.Tensor(np.asarray(number, dtype.numpy()), dtype=dtype))
+
+    def _op(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        name: str,
+        dtype: ir.DataType,
+        like: ir.Value | None = None,
+        attributes: list[ir.Attr] | None = None,
+    ) -> ir.Value:
+        shape = None if like is None else like.shape
+        output = ir.Value(name=self._names.unique(name), type=ir.TensorType(dtype), shape=shape)
+        node = ir.Node("", op_type, inputs, attributes or [], outputs=[output])
+        node.name = self._names.unique(f"{output.name}_node")
+        self._nodes.append(node)
+        return output
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """``new`` stands for ``old`` everywhere: its name, its readers, its place among the outputs."""
+    name, new.doc_string = old.name, old.doc_string
+    new.metadata_props.update(old.metadata_props)
+    new.meta.update(old.meta)
+    new.type = old.type if old.type is not None else new.type
+    new.shape = old.shape if old.shape is not None else new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name = None
+    new.name = name

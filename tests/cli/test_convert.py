@@ -1,0 +1,87 @@
+"""The command ``convert``."""
+
+import json
+
+import onnx
+import pytest
+
+from rmsnorm_deploy.cli import app as cli
+from tests.support.streams import TOKENS, D, Streams, layer_norms
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command line in this process: status, stdout, stderr."""
+
+    def call(*arguments):
+        status = cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path):
+    g = Streams()
+    onnx.save(g.finish(g.layers(g.embedded())), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def refused(tmp_path):
+    g = Streams()
+    x = g.layers(g.embedded())
+    g.output(x, "hidden", (2, TOKENS, D))
+    onnx.save(g.finish(x), tmp_path / "r.onnx")
+    return tmp_path / "r.onnx"
+
+
+def test_a_model_is_converted_verified_and_written(run, model, tmp_path):
+    status, out, err = run("convert", model, "-o", tmp_path / "out.onnx")
+    assert (status, out.splitlines()[-1]) == (0, "converted 3 of 3 LayerNorms; fused 3 of 3")
+    assert "verified: " in err
+    assert layer_norms(onnx.load(tmp_path / "out.onnx")) == 0
+
+
+def test_options(run, model, tmp_path):
+    plain = tmp_path / "plain.onnx"
+    assert run("convert", model, "-o", plain, "--no-fuse", "--no-verify", "--require", "all")[0] == 0
+    assert {n.domain for n in onnx.load(plain).graph.node} == {""}
+    assert run("convert", model, "-o", plain)[0] == 2
+    assert run("convert", model, "-o", plain, "--force", "--form", "onnx")[0] == 0
+    assert "RMSNormalization" in {n.op_type for n in onnx.load(plain).graph.node}
+    assert run("convert", model)[0] == 2
+    assert run("convert", model, "-o", tmp_path / "x.onnx", "--require", "many")[0] == 2
+
+
+def test_a_dry_run_shows_the_proof(run, model):
+    status, out, _ = run("convert", model, "--dry-run")
+    assert status == 0
+    assert "edited   table: its mean over dimension -1; read by node_gather_" in out
+    assert "bias     of node_layernormalization_" in out
+    assert out.splitlines()[-1] == "would convert 3 of 3 LayerNorms"
+
+
+def test_what_stays_is_said_and_can_be_required(run, refused, tmp_path):
+    status, out, _ = run("convert", refused, "-o", tmp_path / "out.onnx")
+    assert status == 0
+    assert "left     " in out
+    assert "'hidden' is an output of the graph" in out
+    status, _, err = run("convert", refused, "-o", tmp_path / "no.onnx", "--require", "all")
+    assert status == 1
+    assert "--require asks for all LayerNorms, and converted 0 of 3 LayerNorms" in err
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_json(run, model, refused, tmp_path):
+    status, out, _ = run("convert", model, "-o", tmp_path / "out.onnx", "--json")
+    value = json.loads(out)
+    assert (status, value["converted"], value["found"], value["verification"]["passed"]) == (0, 3, 3, True)
+    edits = {edit["name"]: edit for edit in value["streams"][0]["edits"]}
+    read_by = edits["table"].pop("read_by")
+    assert edits["table"] == {"name": "table", "axis": -1, "scales": [], "copied": False}
+    assert len(read_by) == 1
+    value = json.loads(run("convert", refused, "--dry-run", "--json")[1])
+    assert value["streams"][0]["node"] == "hidden"
+    assert value["streams"][0]["converted"] is False
