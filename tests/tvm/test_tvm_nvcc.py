@@ -26,7 +26,7 @@ from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import resolve
 from rmsnorm_deploy.tvm.tuning import measure
 from tests.support.contract import BF16, F16, F32, F64
-from tests.support.tvm import sass
+from tests.support.cuda import sass
 from tests.support.tvm.norms import norm_of
 
 NVCC = shutil.which("nvcc")

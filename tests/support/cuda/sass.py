@@ -2,6 +2,7 @@
 
 import dataclasses
 import heapq
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -14,19 +15,14 @@ LOAD = r"LDG\.(?!.*CONSTANT).*128"
 def tool():
     """``cuobjdump`` of the PATH, or of PyPI's nvidia-cuda-cuobjdump; None without either."""
     found = shutil.which("cuobjdump")
-    if found:
-        return found
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    there = [path for folder in nvidia.__path__ for path in Path(folder).glob("*/bin/cuobjdump")]
-    return str(there[0]) if there else None
+    spec = None if found else importlib.util.find_spec("nvidia")
+    folders = [Path(f) for f in spec.submodule_search_locations or ()] if spec else []
+    return found or next((str(p) for f in folders for p in f.glob("*/bin/cuobjdump")), None)
 
 
-def functions(cuobjdump, file, architecture):
-    """``{mangled name: code}`` of an object file, for one architecture, as ``sm_90``."""
-    command = [cuobjdump, "--dump-sass", "-arch", architecture, str(file)]
+def functions(cuobjdump, file, architecture=None):
+    """``{mangled name: code}`` of an object file, for one architecture (``sm_90``) or for the only one that it has."""
+    command = [cuobjdump, "--dump-sass", *(["-arch", architecture] if architecture else []), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = done.stdout.split("Function : ")[1:]
     return {part.split("\n")[0].strip(): part for part in parts}
@@ -44,6 +40,11 @@ def instructions(code):
     """All instructions of one function's code, in order."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?\s*([A-Z][\w.]*)\s*([^;]*);", code)
     return [Instruction(int(address, 16), bool(guard), name, rest) for address, guard, name, rest in found]
+
+
+def names(code):
+    """The names of all instructions of one function, in order, with what stands behind a dot."""
+    return [instruction.name for instruction in instructions(code)]
 
 
 def _successors(code):
