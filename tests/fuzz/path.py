@@ -17,8 +17,8 @@ import rmsnorm_deploy
 from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.model.graphs import graphs_of, nodes_of
 from rmsnorm_deploy.model.validity import complaint
-from rmsnorm_deploy.op.body import MIN_IR_VERSION
 from rmsnorm_deploy.op import DOMAIN
+from rmsnorm_deploy.op.body import MIN_IR_VERSION
 from rmsnorm_deploy.op.naming import is_ours
 from tests.fuzz.mutations.pick import all_tensors, declared
 from tests.fuzz.numbers import wrong_numbers
