@@ -232,11 +232,13 @@ class _Path:
                 self.find(f"save {form}", "refused a model that was valid")
             return
         judged = form != "ort" and not self.enormous and not self.complaint
-        # a type that is none is noticed where types are known, which they may be only now
+        # a type that is none, or differs, is noticed where types are known, which they may be only now
         judged = judged and not any(
             not 0 < a.i < 100 for n in nodes_of(proto) if n.op_type == "Cast" for a in n.attribute
         )
         now = judged and not complaint(proto) and (complaint(output) or complaint(fused))
+        if now and "inconsistent type" in now and any(n.domain == "com.microsoft" for n in nodes_of(proto)):
+            now = ""
         # a node of ours without a body is of any type, and may lack anything, until it has one
         unseen = now and DOMAIN.encode() in self.data
         if unseen and "elem type differs" not in now:
