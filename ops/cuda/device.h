@@ -125,6 +125,19 @@ __device__ inline uint4 product_of_pairs(const uint4& a, const uint4& b) {
   return raw;
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// No arithmetic of bfloat16 before sm_80; older toolkits do not even emulate it.
+template <>
+__device__ inline uint4 product_of_pairs<__nv_bfloat162>(const uint4& a, const uint4& b) {
+  float x[8];
+  float y[8];
+  unpack_pairs<__nv_bfloat162>(a, x);
+  unpack_pairs<__nv_bfloat162>(b, y);
+  for (int i = 0; i < 8; ++i) x[i] *= y[i];
+  return pack_pairs<__nv_bfloat162>(x);
+}
+#endif
+
 // Products of two chunks of T. Those of 16 bits are exact in a float, so that they are rounded once either way.
 __device__ inline uint4 product(const uint4& a, const uint4& b, const Half*) { return product_of_pairs<__half2>(a, b); }
 __device__ inline uint4 product(const uint4& a, const uint4& b, const Bfloat*) {
@@ -140,6 +153,18 @@ __device__ inline float inverse_root(float value) {
 #else
   return rsqrtf(value);
 #endif
+}
+
+// One value through the read-only path. Toolkits before 12.2 know no __ldg of bfloat16 below sm_80.
+template <typename T>
+__device__ inline T load_constant(const T* from) {
+  return __ldg(from);
+}
+__device__ inline Bfloat load_constant(const Bfloat* from) {
+  const unsigned short bits = __ldg(reinterpret_cast<const unsigned short*>(from));
+  Bfloat value;
+  memcpy(&value, &bits, sizeof bits);
+  return value;
 }
 
 // 16 bytes at chunk `index`. x and residual may be written in the same call, so they never go through the read-only

@@ -249,6 +249,9 @@ __device__ inline void finish_odd(const SumOf<T>& sum, const RowArgs& a, std::in
 //     2       4    64    32 KB          4    64    64 KB, 32 KB              3    80    48 KB
 //     4       3    80    48 KB
 constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  if (wide_scale) return 3;  // bfloat16 is rounded by several instructions there, which need registers of their own
+#endif
   return chunks == 4 || (residual && wide_scale) ? 3 : 4;
 }
 

@@ -100,7 +100,7 @@ __device__ inline float weight_of(const Weights& w, std::int64_t start, std::int
   } else {
     const std::int64_t at = w.single ? 0 : i * w.stride[0];
     const float value = w.type == RMS_NORM_FLOAT32 ? __ldg(static_cast<const float*>(w.data) + at)
-                                                   : widen(__ldg(static_cast<const T*>(w.data) + at));
+                                                   : widen(load_constant(static_cast<const T*>(w.data) + at));
     return sizeof(T) == 2 && round_type != RMS_NORM_FLOAT32 ? rounded<T>(value) : value;
   }
 }

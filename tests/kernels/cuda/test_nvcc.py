@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name("registers.json")
 UNITS = ("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64")
 FLAGS = ["-std=c++17", "-O3", "-fmad=false"]  # as in ops/CMakeLists.txt
-ARCHITECTURES = ("80", "90", "100")
+ARCHITECTURES = ("75", "80", "90", "100")
 PTX_OF = "90"
 # Registers are handed out by eights for each thread of a warp, so that fewer make no difference; and another release of
 # nvcc may need a few more or less without anything being wrong.
