@@ -205,7 +205,7 @@ def machine_code(build):
     """``{kernel: code}`` of the kernels for rows in registers."""
     tool = sass.tool()
     if tool is None:
-        pytest.skip("needs cuobjdump, to read machine code; pip install nvidia-cuda-cuobjdump, or the CUDA toolkit")
+        pytest.skip("needs cuobjdump and nvdisasm, to read machine code; pip install them as nvidia-cuda-*, or the CUDA toolkit")
     units = ("rows_float32", "rows_float16", "rows_bfloat16")
     found = [item for unit in units for item in sass.functions(tool, build[2][unit], f"sm_{PTX_OF}").items()]
     return {short_name(name): code for name, code in found if "11rows_kernel" in name}
