@@ -62,14 +62,14 @@ cudaError_t describe(Device& device) {
   return error;
 }
 
-cudaError_t start(const Launch& launch, const Device& device, cudaStream_t stream) {
+template <typename A>
+cudaError_t start(void (*kernel)(A), const A& arguments, const Launch& launch, const Device& device,
+                  cudaStream_t stream) {
   if (launch.shared_bytes > kOrdinarySharedBytes) {
     // Always the most there is: the limit belongs to the kernel, so that a lower one would fail the launch of another
     // thread, or of a graph that is being captured.
-    const void* const kernel =
-        launch.rows ? reinterpret_cast<const void*>(launch.rows) : reinterpret_cast<const void*>(launch.strided);
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t configuration = {};
@@ -77,8 +77,15 @@ cudaError_t start(const Launch& launch, const Device& device, cudaStream_t strea
   configuration.blockDim = dim3(launch.threads);
   configuration.dynamicSmemBytes = launch.shared_bytes;
   configuration.stream = stream;
-  return launch.rows ? cudaLaunchKernelEx(&configuration, launch.rows, launch.row_args)
-                     : cudaLaunchKernelEx(&configuration, launch.strided, launch.args);
+  return cudaLaunchKernelEx(&configuration, kernel, arguments);
+}
+
+cudaError_t start(const Launch& l, const Device& device, cudaStream_t stream) {
+  if (l.rows) return start(l.rows, l.row_args, l, device, stream);
+  if (l.strided) return start(l.strided, l.args, l, device, stream);
+  if (l.output_rows) return start(l.output_rows, OutputRowArgs{l.row_args, l.outputs}, l, device, stream);
+  if (l.output_values) return start(l.output_values, OutputArgs{l.args, l.outputs}, l, device, stream);
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -97,7 +104,7 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   rms_norm_params room;
   const int code =
       plan(rmsnorm_deploy::current(*params, room), device, launch);  // wrong params are refused without a device too
-  if (code != RMS_NORM_OK || (!launch.rows && !launch.strided)) return code;
+  if (code != RMS_NORM_OK || launch.blocks == 0) return code;
   if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
 }

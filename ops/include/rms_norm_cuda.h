@@ -1,7 +1,6 @@
 /*
  * The contract of rms_norm.h on an NVIDIA GPU. Every pointer of the params but the struct itself is a device pointer;
- * meaning, aliasing and accuracy are the same. What version 2 of the struct added is not there yet: a call that asks
- * for any of it is refused with RMS_NORM_BAD_TYPE. The struct may be changed or freed as soon as the call returns.
+ * meaning, aliasing and accuracy are the same. The struct may be changed or freed as soon as the call returns.
  */
 #ifndef RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
 #define RMSNORM_DEPLOY_RMS_NORM_CUDA_H_

@@ -22,6 +22,10 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct uint2 {
+  unsigned x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 struct float2 {
   float x, y;
 };
@@ -72,6 +76,7 @@ template <typename T>
 T __ldg(const T* p) {
   return *p;
 }
+inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline float rsqrtf(float x) { return emulator::estimate(1.0 / std::sqrt(static_cast<double>(x))); }
 inline float __fdividef(float x, float y) {
   return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
