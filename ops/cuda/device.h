@@ -144,6 +144,22 @@ __device__ inline uint4 product(const uint4& a, const uint4& b, const Bfloat*) {
   return product_of_pairs<__nv_bfloat162>(a, b);
 }
 
+// Programmatic dependent launch, where the build asks for it: from sm_90 on a grid may be put onto the GPU while the
+// one before it on its stream still runs, so that its launch costs less. What makes that safe:
+//   * Every kernel calls this first, in every thread, and has read and written nothing before: x, and scale and bias
+//   too,
+//     may be the earlier grid's results, and y and sum may lie where that still reads. The wait ends when all earlier
+//     grids have, with what they wrote in sight; what has happened until then only read the kernel's parameters.
+//   * A thread without a row waits too: when this grid has ended, so have all before it, and whoever waits for this one
+//     has waited for those.
+//   * No kernel lets its successor begin early. That may be another's, which might not wait.
+//   * launch.cu asks for it only where the code that will run has the wait: PTX of an older architecture has none.
+__device__ inline void wait_for_earlier_grids() {
+#if defined(RMSNORM_DEPLOY_CUDA_PDL) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // 1 / sqrt(value), an estimate, for a value that is not subnormal: rsqrtf would take three more instructions for those.
 __device__ inline float inverse_root(float value) {
 #ifdef __CUDA_ARCH__

@@ -38,15 +38,31 @@ cudaError_t follow(const void* x, cudaStream_t stream) {
   return cudaSetDevice(memory.device);
 }
 
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+// Whether the code that the current device runs waits for earlier grids: all kernels are compiled alike.
+cudaError_t waits(bool& result) {
+  cudaFuncAttributes attributes = {};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(float32_strided().single));
+  result = attributes.ptxVersion >= 90;
+  return error;
+}
+#else
+cudaError_t waits(bool& result) {
+  result = false;
+  return cudaSuccess;
+}
+#endif
+
 // What the current device has. It never changes, and asking the driver takes longer than the rest of a launch's plan.
 cudaError_t describe(Device& device) {
-  static std::atomic<std::uint64_t> known[kRemembered];  // multiprocessors, then shared memory; 0 is not known
+  static std::atomic<std::uint64_t> known[kRemembered];  // waits, multiprocessors, shared memory; 0 is not known
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
   if (error != cudaSuccess) return error;
   const std::uint64_t both = current < kRemembered ? known[current].load(std::memory_order_relaxed) : 0;
   if (both != 0) {
-    device.multiprocessors = static_cast<int>(both >> 32);
+    device.overlaps = both >> 63 != 0;
+    device.multiprocessors = static_cast<int>(both >> 32 & 0x7fffffffu);
     device.shared_bytes = static_cast<int>(both & 0xffffffffu);
     return cudaSuccess;
   }
@@ -54,8 +70,10 @@ cudaError_t describe(Device& device) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
   }
+  if (error == cudaSuccess) error = waits(device.overlaps);
   if (error == cudaSuccess && current < kRemembered) {
-    known[current].store(static_cast<std::uint64_t>(device.multiprocessors) << 32 |
+    known[current].store(static_cast<std::uint64_t>(device.overlaps) << 63 |
+                             static_cast<std::uint64_t>(device.multiprocessors) << 32 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(device.shared_bytes)),
                          std::memory_order_relaxed);
   }
@@ -77,6 +95,13 @@ cudaError_t start(void (*kernel)(A), const A& arguments, const Launch& launch, c
   configuration.blockDim = dim3(launch.threads);
   configuration.dynamicSmemBytes = launch.shared_bytes;
   configuration.stream = stream;
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  configuration.attrs = &early;
+  configuration.numAttrs = device.overlaps ? 1 : 0;
+#endif
   return cudaLaunchKernelEx(&configuration, kernel, arguments);
 }
 

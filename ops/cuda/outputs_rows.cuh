@@ -134,6 +134,7 @@ __device__ inline void store_quantised(const float (&v)[kChunk<T>], const Output
 // two chunks of a thread stay in registers, further ones are read again, from L2.
 template <typename T>
 __global__ void __launch_bounds__(kLongRowsThreads, 1) output_rows_kernel(const __grid_constant__ OutputRowArgs all) {
+  wait_for_earlier_grids();
   constexpr int kValues = kChunk<T>;
   constexpr int kKept = 2;
   const RowArgs& a = all.row;

@@ -11,6 +11,7 @@ namespace cuda {
 
 template <typename T>
 __global__ void __launch_bounds__(kStridedThreads, 2) output_values_kernel(const __grid_constant__ OutputArgs all) {
+  wait_for_earlier_grids();
   const Args& a = all.row;
   const Outputs& out = all.out;
   const int units_per_block = kStridedThreads / a.slices;
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kStridedThreads, 2) output_values_kernel(const
 template <typename T>
 __global__ void __launch_bounds__(kStridedThreads, 2)
     float64_output_values_kernel(const __grid_constant__ OutputArgs all) {
+  wait_for_earlier_grids();
   const Args& a = all.row;
   const int units_per_block = kStridedThreads / a.slices;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * units_per_block; first < a.outer;

@@ -10,6 +10,7 @@ namespace cuda {
 struct Device {
   int multiprocessors;
   int shared_bytes;  // most that one block can have
+  bool overlaps;     // the kernels' code there waits for earlier grids, and may be launched before they have ended
 };
 
 struct Launch {

@@ -259,6 +259,7 @@ constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
 template <typename T, typename S, int kChunks, bool kResidual, int kForm>
 __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidual, sizeof(S) != sizeof(T)))
     rows_kernel(const __grid_constant__ RowArgs a) {
+  wait_for_earlier_grids();
   constexpr int kValues = kChunk<T>;
   constexpr int kSums = kChunks / 2;
   constexpr bool kPlain = kForm != kAnyForm;
@@ -335,6 +336,7 @@ __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidu
 // for a second one, the next row is copied there while this one is worked on. Else read twice.
 template <typename T, typename S, bool kResidual>
 __global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __grid_constant__ RowArgs a) {
+  wait_for_earlier_grids();
   constexpr int kValues = kChunk<T>;
   constexpr int kBatch = 2;
   const int chunks = a.chunks;

@@ -216,7 +216,8 @@ def test_rows_with_outputs_are_loaded_and_stored_in_128_bits(build):
         assert count(stores, r"st\.global\.v4\.\w+") >= 2
         eight_bits = r"st\.global\.u32" if "<float>" in name else r"st\.global\.v2\.\w+"
         assert count(stores, eight_bits) >= 1
-        assert not accesses(text, "ld.local") and not accesses(text, "st.local")
+        assert not accesses(text, "ld.local")
+        assert not accesses(text, "st.local")
         checked += 1
     assert checked == 3
 

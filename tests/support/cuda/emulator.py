@@ -36,13 +36,13 @@ def _run(*command):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def compile_units(ops, units, folder):
+def compile_units(ops, units, folder, *options):
     """Object files of ``units`` of the kernel sources in ``ops``/cuda, in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def one(unit):
         target = folder / f"{unit}.o"
-        _run(*compiler(), *FLAGS, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
+        _run(*compiler(), *FLAGS, *options, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
