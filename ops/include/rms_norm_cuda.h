@@ -27,7 +27,8 @@ RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void*
 /* The sentence that belongs to a code of either header; never NULL, never to be freed. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);
 
-/* The architectures that this library has kernels for, as in "75-real 80-real 90-real 100"; "" where it was built without. */
+/* The architectures that this library has kernels for, as in "75-real 80-real 90-real 100"; "" where it was built
+ * without. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_architectures(void);
 
 /* The CUDA version that this library was built with, as in 13000 for 13.0; 0 where it was built without. A driver that
