@@ -171,13 +171,19 @@ __device__ inline float inverse_root(float value) {
 #endif
 }
 
-// One value through the read-only path. Toolkits before 12.2 know no __ldg of bfloat16 below sm_80.
+// One value through the read-only path, which is for what no grid writes as long as this one runs: one that begins
+// early (see wait_for_earlier_grids) cannot know that.
 template <typename T>
 __device__ inline T load_constant(const T* from) {
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+  return *from;
+#else
   return __ldg(from);
+#endif
 }
+// Toolkits before 12.2 know no __ldg of bfloat16 below sm_80.
 __device__ inline Bfloat load_constant(const Bfloat* from) {
-  const unsigned short bits = __ldg(reinterpret_cast<const unsigned short*>(from));
+  const unsigned short bits = load_constant(reinterpret_cast<const unsigned short*>(from));
   Bfloat value;
   memcpy(&value, &bits, sizeof bits);
   return value;
@@ -189,7 +195,7 @@ __device__ inline uint4 load_chunk(const void* base, std::int64_t index) {
   return static_cast<const uint4*>(base)[index];
 }
 __device__ inline uint4 load_constant_chunk(const void* base, std::int64_t index) {
-  return __ldg(static_cast<const uint4*>(base) + index);
+  return load_constant(static_cast<const uint4*>(base) + index);
 }
 __device__ inline void store_chunk(void* base, std::int64_t index, const uint4& value) {
   static_cast<uint4*>(base)[index] = value;

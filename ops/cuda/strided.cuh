@@ -99,7 +99,7 @@ __device__ inline float weight_of(const Weights& w, std::int64_t start, std::int
     return weight_at<float>(w, start + axes_offset(w, i), round_type);
   } else {
     const std::int64_t at = w.single ? 0 : i * w.stride[0];
-    const float value = w.type == RMS_NORM_FLOAT32 ? __ldg(static_cast<const float*>(w.data) + at)
+    const float value = w.type == RMS_NORM_FLOAT32 ? load_constant(static_cast<const float*>(w.data) + at)
                                                    : widen(load_constant(static_cast<const T*>(w.data) + at));
     return sizeof(T) == 2 && round_type != RMS_NORM_FLOAT32 ? rounded<T>(value) : value;
   }

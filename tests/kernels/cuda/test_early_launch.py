@@ -82,6 +82,7 @@ def test_nvcc_puts_the_wait_before_all_loads(tmp_path, unit):
         before = kernel[: kernel.index("griddepcontrol.wait")]
         assert not re.search(r"\b(ld|st|atom|cp)\.(?!param)", before)
         assert "griddepcontrol.launch_dependents" not in kernel
+        assert "ld.global.nc" not in kernel  # for what stays as it is as long as the grid runs
 
 
 @pytest.mark.parametrize(
