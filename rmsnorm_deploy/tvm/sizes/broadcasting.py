@@ -36,12 +36,10 @@ def common_shape(bb: Any, dims: Dimensions, shapes: Sequence[Sequence[Any]]) -> 
 def _common_size(bb: Any, dims: Dimensions, sizes: Sequence[Any]) -> Any:
     result: Any = 1
     for size in sizes:
-        if _is(size, 1):
+        if _is(size, 1) or dims.equal(result, size):
             continue
-        if _is(result, 1):  # not asked whether they are equal: the answer may take a size for at least 1
+        if _is(result, 1):
             result = size
-        elif dims.equal(result, size):
-            continue
         elif isinstance(result, int) and isinstance(size, int):
             raise ValueError(f"sizes {result} and {size} do not broadcast")
         else:
@@ -60,8 +58,7 @@ def broadcast(bb: Any, dims: Dimensions, value: Any, shape: Sequence[Any]) -> An
         raise ValueError(f"the shape of {value.ty} is not known")
     added = len(shape) - len(own)
     aligned = [1] * added + own
-    # as above, 1 and an expression are not compared
-    if not added and all(_is(a, 1) == _is(b, 1) and dims.equal(a, b) for a, b in zip(own, shape, strict=True)):
+    if not added and all(dims.equal(a, b) for a, b in zip(own, shape, strict=True)):
         return value
     if all(_is(a, 1) or dims.equal(a, b) for a, b in zip(aligned, shape, strict=True)):
         return bb.emit(relax.op.broadcast_to(value, relax.ShapeExpr([expression(d) for d in shape])))

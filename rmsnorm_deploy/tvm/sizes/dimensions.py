@@ -67,12 +67,16 @@ class Dimensions:
         return result if isinstance(result, bool) else None
 
     def equal(self, a: Any, b: Any) -> bool | None:
-        """Whether two sizes are equal."""
+        """Whether two sizes are equal. Nothing is assumed for them to differ: then they may as well be unknown."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         if tvm_ffi.structural_equal(expression(a), expression(b)):
             return True
-        return self.proven(tirx.EQ(expression(a), expression(b)))
+        condition = tirx.EQ(expression(a), expression(b))
+        if plain_number(self._analyzers[1].simplify(condition)) is True:
+            return self.proven(condition)
+        plain = plain_number(self._analyzers[0].simplify(condition))
+        return plain if isinstance(plain, bool) else None
 
     def least(self, a: Any, b: Any) -> Any:
         """The smaller one."""
