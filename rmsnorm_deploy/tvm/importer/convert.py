@@ -65,7 +65,8 @@ def import_prepared(model: Prepared) -> Any:
     converters = {PREFIX + name: _without_custom(function) for name, function in norms.converters(version).items()}
     converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
     converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
-    converters[NODE] = lambda _bb, _inputs, attr: relax.const(weights[attr["index"]])
+    # behind a variable TVM's converters do not see that it is a constant, and calculate nothing with it
+    converters[NODE] = lambda bb, _inputs, attr: bb.emit(relax.const(weights[attr["index"]]))
     with (
         table.extended(converters, _around(dims, opset), opset) as printed,
         _tensors(proto),

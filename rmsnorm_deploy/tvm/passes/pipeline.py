@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
@@ -71,7 +72,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
         ("annotate_patterns", t.AnnotateTIROpPattern()),
-        ("fold_constants", t.FoldConstant()),
+        ("fold_constants", fold_constants),
         ("fuse_operators", t.FuseOps()),
         ("fuse_kernels", t.FuseTIR()),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
