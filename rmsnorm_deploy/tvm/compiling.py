@@ -125,8 +125,8 @@ def compile(
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     prefix = None if library is None else library.prefix
-    names = (name for name, _ in pipeline.passes(resolved, blas=prefix))
-    steps = Steps((_READ, _IMPORT, *names, *_AFTER_PASSES), progress)
+    passes = pipeline.passes(resolved, schedules, prefix)
+    steps = Steps((_READ, _IMPORT, *(name for name, _ in passes), *_AFTER_PASSES), progress)
     steps.begin(_READ)
     ready = prepared(model)
     steps.begin(_IMPORT)
@@ -135,7 +135,7 @@ def compile(
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         dump = None if dump_ir is None else Path(dump_ir)
-        module = pipeline.run(imported, resolved, dump, schedules, prefix, steps.begin)
+        module = pipeline.through(passes, imported, resolved, dump, steps.begin)
         steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
