@@ -139,7 +139,7 @@ def compile(
         steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
-            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
+            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode=_mode(module))
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes
@@ -191,6 +191,21 @@ def compile(
         if told is not None:
             told(result)
     return result
+
+
+_MOST_COMPILED = 256
+"""Steps of a model up to which their order is machine code, too.
+
+That saves 30 ns for each kernel, which many small ones notice. A model with more steps takes milliseconds, and LLVM
+takes seconds for them.
+"""
+
+
+def _mode(module: Any) -> str:
+    """How TVM's virtual machine runs ``main``."""
+    main = next(f for v, f in module.functions_items() if v.name_hint == "main")
+    steps = sum(len(block.bindings) for block in main.body.blocks)
+    return "compiled" if steps <= _MOST_COMPILED else "bytecode"
 
 
 def _calls(module: Any) -> bool:
