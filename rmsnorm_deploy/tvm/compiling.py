@@ -125,8 +125,8 @@ def compile(
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     prefix = None if library is None else library.prefix
-    names = (name for name, _ in pipeline.passes(resolved, blas=prefix))
-    steps = Steps((_READ, _IMPORT, *names, *_AFTER_PASSES), progress)
+    passes = pipeline.passes(resolved, schedules, prefix)
+    steps = Steps((_READ, _IMPORT, *(name for name, _ in passes), *_AFTER_PASSES), progress)
     steps.begin(_READ)
     ready = prepared(model)
     steps.begin(_IMPORT)
@@ -135,11 +135,11 @@ def compile(
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         dump = None if dump_ir is None else Path(dump_ir)
-        module = pipeline.run(imported, resolved, dump, schedules, prefix, steps.begin)
+        module = pipeline.through(passes, imported, resolved, dump, steps.begin)
         steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
-            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
+            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode=_mode(module))
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes
@@ -191,6 +191,21 @@ def compile(
         if told is not None:
             told(result)
     return result
+
+
+_MOST_COMPILED = 256
+"""Steps of a model up to which their order is machine code, too.
+
+That saves 30 ns for each kernel, which many small ones notice. A model with more steps takes milliseconds, and LLVM
+takes seconds for them.
+"""
+
+
+def _mode(module: Any) -> str:
+    """How TVM's virtual machine runs ``main``."""
+    main = next(f for v, f in module.functions_items() if v.name_hint == "main")
+    steps = sum(len(block.bindings) for block in main.body.blocks)
+    return "compiled" if steps <= _MOST_COMPILED else "bytecode"
 
 
 def _calls(module: Any) -> bool:

@@ -66,8 +66,8 @@ run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm matrices rotary shaping slicing convert
-tvm/passes: __init__ lower placing rest tidy views products pipeline
+    layer_norm matrices rotary shaping slicing refusals convert
+tvm/passes: __init__ lower placing rest tidy views folds products pipeline
 tvm/schedules: __init__ norm cpu gpu products products/product arguments protocol products/cblas values cpu/writer
     gpu/values cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed
     cpu/choose gpu/choose registry

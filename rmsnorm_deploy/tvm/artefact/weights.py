@@ -71,7 +71,7 @@ def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
             f"{path.name}, the weights, cannot be written: {error.strerror}", "Free some space."
         ) from error
     said = {"bytes": end, "sha256": whole.hexdigest(), "head_sha256": head.hexdigest()}
-    return {"count": len(tensors), "tensors": tensors, **said}
+    return {"tensors": tensors, **said}
 
 
 def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:

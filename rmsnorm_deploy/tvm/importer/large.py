@@ -85,8 +85,8 @@ def _is_large(tensor: TensorProto) -> bool:
 def _read(tensor: TensorProto, folder: Path | None) -> Any:
     """The tensor's values, in memory that TVM has made."""
     made = tvm.runtime.empty(list(tensor.dims), _TYPES[tensor.data_type])
-    carrier = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[made.dtype.itemsize]
-    memory = np.from_dlpack(made._create_view(made.shape, carrier)).reshape(-1).view(np.uint8)
+    width = made.dtype.itemsize
+    memory = np.from_dlpack(made._create_view((math.prod(made.shape) * width,), "uint8"))
     if tensor.data_location != TensorProto.EXTERNAL:
         data = np.frombuffer(tensor.raw_data, np.uint8)
         if data.size != memory.size:
@@ -106,8 +106,8 @@ def _read(tensor: TensorProto, folder: Path | None) -> Any:
                 f"from {offset} on",
                 "It was cut off or belongs to another export; copy or export it again.",
             )
-    if made.dtype.itemsize > 1 and _BIG_ENDIAN:
-        memory.view(carrier).byteswap(inplace=True)
+    if _BIG_ENDIAN:
+        memory.view(f"u{width}").byteswap(inplace=True)
     return made
 
 

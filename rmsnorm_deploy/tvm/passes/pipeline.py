@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
@@ -71,7 +72,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
         ("annotate_patterns", t.AnnotateTIROpPattern()),
-        ("fold_constants", t.FoldConstant()),
+        ("fold_constants", fold_constants),
         ("fuse_operators", t.FuseOps()),
         ("fuse_kernels", t.FuseTIR()),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
@@ -93,22 +94,25 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     ]
 
 
-def run(
+def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None) -> Any:
+    """``module`` through every pass; see :func:`passes` and :func:`through`."""
+    return through(passes(target, tuned, blas), module, target, dump)
+
+
+def through(
+    chosen: Sequence[Pass],
     module: Any,
     target: Any,
     dump: Path | None = None,
-    tuned: Tuned | None = None,
-    blas: str | None = None,
     step_begins: Callable[[str], None] = lambda _name: None,
 ) -> Any:
-    """``module`` through every pass.
+    """``module`` through some passes, one after the other.
 
     Args:
+        chosen: from :func:`passes`.
         module: from :func:`rmsnorm_deploy.tvm.importer.convert.import_onnx`.
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
-        tuned: a norm's tuned schedule, or None for the default.
-        blas: see :func:`passes`.
         step_begins: called with the name of each pass before it runs.
 
     Raises:
@@ -117,7 +121,7 @@ def run(
     if dump is not None:
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
-        for number, (name, step) in enumerate(passes(target, tuned, blas), 1):
+        for number, (name, step) in enumerate(chosen, 1):
             step_begins(name)
             module = step(module)
             if dump is not None:
