@@ -13,6 +13,7 @@ from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
+from rmsnorm_deploy.tvm.passes.reductions import lower_reductions
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
 from rmsnorm_deploy.tvm.schedules.norm import Norm
@@ -62,11 +63,9 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
-        *(
-            []
-            if blas is None
-            else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]
-        ),
+        *([] if blas is None else [("products_by_blas", lower_products(blas))]),
+        *([("reductions_by_vectors", lower_reductions(target))] if gpu is None else []),
+        *([("drop_unused_values", t.DeadCodeElimination(["main"]))] if gpu is None else []),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
