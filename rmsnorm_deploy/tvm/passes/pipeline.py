@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
@@ -64,8 +65,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     return [
         ("lower_norms", lower_norms(target, tuned)),
         *([] if blas is None else [("products_by_blas", lower_products(blas))]),
-        *([("reductions_by_vectors", lower_reductions(target))] if gpu is None else []),
-        *([("drop_unused_values", t.DeadCodeElimination(["main"]))] if gpu is None else []),
+        *([] if gpu else _on_cpus(target, blas)),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
@@ -89,6 +89,14 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("compute_sizes", t.ComputePrimValue()),
         ("lower_shapes", t.VMShapeLower()),
         ("name_functions", t.AttachGlobalSymbol()),
+    ]
+
+
+def _on_cpus(target: Any, blas: str | None) -> list[Pass]:
+    return [
+        ("convolutions", lower_convolutions(target, blas)),
+        ("reductions", lower_reductions(target)),
+        ("drop_unused_values", relax.transform.DeadCodeElimination(["main"])),
     ]
 
 
