@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -76,21 +77,22 @@ class Seen:
 
         ``call`` is that call, or its conversion to float16 where nobody reads the float32.
         """
-        if is_call(call, "astype"):
+        if self._narrows(call):
             inner = self.made(call.args[0])
-            if (
-                self._becomes_float16(call)
-                and any(is_call(inner, name) for name in names)
-                and dtype_of(inner) == "float32"
-            ):
-                return inner, "float16"
+            return (inner, "float16") if any(is_call(inner, name) for name in names) else None
+        if call in self.narrowed_calls or not any(is_call(call, name) for name in names):
             return None
-        if any(is_call(call, name) for name in names):
-            return call, dtype_of(call)
-        return None
+        return call, dtype_of(call)
 
-    def _becomes_float16(self, conversion: Any) -> bool:
-        return dtype_of(conversion) == "float16" and self.uses.get(conversion.args[0]) == 1
+    @functools.cached_property
+    def narrowed_calls(self) -> set[Any]:
+        """What is read by its conversion to float16 only."""
+        return {self.made(call.args[0]) for call in self.bindings.values() if self._narrows(call)}
+
+    def _narrows(self, call: Any) -> bool:
+        if not is_call(call, "astype") or dtype_of(call) != "float16" or dtype_of(call.args[0]) != "float32":
+            return False
+        return self.uses.get(call.args[0]) == 1
 
 
 def dtype_of(value: Any) -> str:
