@@ -30,7 +30,7 @@ CASES = {
     "wide steps": ((1, 3, 19, 23), (5, 3, 5, 5), {"strides": [3, 4]}),
     "one place": ((2, 8, 6, 5), (7, 8, 1, 1), {}),
     "one place of every other": ((2, 8, 6, 5), (7, 8, 1, 1), {"strides": [2, 2]}),
-    "one place in groups": ((2, 8, 6, 5), (6, 4, 1, 1), {"group": 2}),
+    "one place in groups": ((2, 8, 6, 5), (12, 4, 1, 1), {"group": 2}),
     "groups": ((2, 16, 9, 8), (16, 8, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
     "3-D": ((1, 2, 5, 6, 7), (3, 2, 2, 3, 2), {"pads": [1, 0, 1, 0, 2, 1], "strides": [2, 1, 2]}),
     "long rows": ((1, 2, 3, 1500), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -87,7 +87,27 @@ def assert_same(got, others, cases, most):
         assert abs(y.astype(np.float32) - other).max(initial=0) <= most * scale, name
 
 
-FEW = {name: CASES[name] for name in ("1-D, every other", "2-D, uneven", "patches", "one place", "groups", "no images")}
+DIRECT = {
+    "causal": ((2, 6, 40), (6, 1, 4), {"group": 6, "pads": [3, 0]}),
+    "causal, cut": ((2, 6, 40), (6, 1, 4), {"group": 6, "pads": [3, 3]}),
+    "by depth": ((2, 5, 9, 70), (5, 1, 3, 3), {"group": 5, "pads": [1, 1, 1, 1]}),
+    "by depth, every other": ((1, 5, 9, 12), (5, 1, 3, 3), {"group": 5, "pads": [1, 1, 0, 1], "strides": [2, 2]}),
+    "dilated": ((1, 4, 9, 12), (8, 1, 3, 2), {"group": 4, "pads": [2, 1, 2, 0], "dilations": [2, 3]}),
+    "small groups": ((1, 6, 9, 12), (4, 3, 3, 3), {"group": 2}),
+    "3-D": ((1, 3, 4, 5, 20), (3, 1, 2, 3, 3), {"group": 3, "pads": [1, 1, 1, 0, 1, 1]}),
+    "no images": ((0, 2, 8), (2, 1, 3), {"group": 2}),
+}
+
+
+@pytest.mark.parametrize(("kind", "known"), [("float32", True), ("float32", False), ("float16", True)])
+def test_groups_of_few_channels(tmp_path, kind, known):
+    model, feeds = all_of(DIRECT, "Conv", kind=kind, known=known)
+    got, others, text = computed(model, tmp_path, feeds, blas="none")
+    assert_same(got, others, DIRECT, 2e-6 if kind == "float32" else 2e-3)
+    assert text.count("def convolution_") == len(DIRECT)
+
+
+FEW = {name: CASES[name] for name in ("1-D, every other", "2-D, uneven", "patches", "one place", "groups")}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rmsnorm_deploy.tvm.passes.seen import Seen, Spec, dtype_of, replaced
 from rmsnorm_deploy.tvm.passes.views import Names, is_call, sizes_of
 from rmsnorm_deploy.tvm.schedules.convolutions.by_product import ByProduct
 from rmsnorm_deploy.tvm.schedules.convolutions.convolution import Convolution
+from rmsnorm_deploy.tvm.schedules.convolutions.direct import MOST_CHANNELS, Direct
 from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
 
 _LAYOUTS = {"nn.conv1d": ("NCW", "OIW"), "nn.conv2d": ("NCHW", "OIHW"), "nn.conv3d": ("NCDHW", "OIDHW")}
@@ -26,6 +27,8 @@ def lower_convolutions(target: Any, prefix: str | None) -> Callable[[Any], Any]:
 
     def describe(call: Any, _seen: Seen) -> tuple[Spec, list[Any]] | None:
         found = convolution(call)
+        if found is not None and found.groups > 1 and found.results <= MOST_CHANNELS:
+            return Direct(found), list(call.args)
         if found is None or prefix is None:
             return None
         return ByProduct(found, prefix), list(call.args)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from rmsnorm_deploy.tvm.schedules.convolutions.convolution import Convolution
+from rmsnorm_deploy.tvm.schedules.convolutions.reach import within
 from rmsnorm_deploy.tvm.schedules.flat import Scratch, Tensor, at_least_1, block, function, int64, lanes, over
 from rmsnorm_deploy.tvm.schedules.products.cblas import AS_IT_IS, ROW_MAJOR, TRANSPOSED
 from rmsnorm_deploy.tvm.schedules.products.product import Size, times
@@ -145,11 +146,7 @@ class _Text:
 
         if not c.padded:
             return part("T.int64(0)", self.length, copied)
-        # places before `low` lie in front of X, from `high` on behind it
-        low = f"(T.max(T.int64({stride - 1}) - {shift}, T.int64(0)) // {stride} - {self.first})"
-        high = f"((T.max({int64(c.x[-1])} - {shift} + {stride - 1}, T.int64(0))) // {stride} - {self.first})"
-        bounds = [f"T.min(T.max({bound}, T.int64(0)), {self.length})" for bound in (low, high)]
-        low, high = bounds[0], f"T.max({bounds[0]}, {bounds[1]})"
+        low, high = within(c, f"h{last}", self.first, self.length)
         return [
             *part("T.int64(0)", low, zeros),
             *part(low, f"({high} - {low})", copied),
