@@ -71,8 +71,8 @@ tvm/passes: __init__ views lower placing rest tidy products seen convolutions re
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script reductions arguments
     convolutions/convolution products/cblas protocol values cpu/writer flat gpu/values cpu/any_size cpu/columns
     cpu/rows convolutions/reach reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors
-    cpu/streaming convolutions/by_product convolutions/direct gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose
-    registry
+    cpu/streaming convolutions/by_product convolutions/direct convolutions/transposed gpu/columns gpu/kept
+    gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search

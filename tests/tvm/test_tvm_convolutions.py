@@ -107,6 +107,27 @@ def test_groups_of_few_channels(tmp_path, kind, known):
     assert text.count("def convolution_") == len(DIRECT)
 
 
+BACK = {
+    "1-D": ((2, 6, 20), (6, 4, 3), {"strides": [2], "pads": [1, 0]}),
+    "1-D, all": ((1, 6, 20), (6, 4, 3), {}),
+    "enlarged": ((2, 6, 5, 7), (6, 4, 2, 2), {"strides": [2, 2]}),
+    "2-D": ((1, 6, 5, 40), (6, 12, 3, 4), {"strides": [1, 1], "pads": [1, 2, 1, 0]}),
+    "output_padding": ((2, 6, 5, 7), (6, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
+    "dilated": ((1, 6, 5, 7), (6, 4, 3, 2), {"dilations": [2, 3], "strides": [2, 1]}),
+    "groups": ((2, 6, 5, 7), (6, 9, 3, 3), {"group": 2, "strides": [2, 2]}),
+    "steps beyond the kernel": ((1, 2, 5), (2, 3, 2), {"strides": [3]}),
+    "3-D": ((1, 2, 3, 4, 5), (2, 3, 2, 3, 2), {"strides": [2, 1, 2], "pads": [0, 1, 1, 1, 1, 0]}),
+}
+
+
+@pytest.mark.parametrize(("kind", "known"), [("float32", True), ("float32", False), ("float16", True)])
+def test_transposed_convolutions(tmp_path, kind, known):
+    model, feeds = all_of(BACK, "ConvTranspose", kind=kind, known=known)
+    got, others, text = computed(model, tmp_path, feeds)
+    assert_same(got, others, BACK, 2e-6 if kind == "float32" else 2e-3)
+    assert text.count("def product_transposed_convolution_") == len(BACK)
+
+
 FEW = {name: CASES[name] for name in ("1-D, every other", "2-D, uneven", "patches", "one place", "groups")}
 
 

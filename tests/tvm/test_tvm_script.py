@@ -5,14 +5,19 @@ import pytest
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
 import tvm_ffi
+from onnx import TensorProto
 from tvm.script import from_source
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
+from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.schedules import script
+from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.products import cblas
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product
 from rmsnorm_deploy.tvm.schedules.reductions.softmax import Softmax
+from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.targets.resolve import resolve
 
 
 def parsed(source):
@@ -24,7 +29,15 @@ def product():
     return cblas.Kernel(Product("float32", (), a, b, c), "x_").source()
 
 
+def norm():
+    parameters = NormParameters(Op.RMS_NORM, TensorProto.FLOAT, epsilon=1e-6, scale_type=TensorProto.FLOAT)
+    wanted = Norm(parameters, "float32", 24, columns=True)
+    schedules = schedules_for(resolve("llvm"))
+    return schedules.source(wanted, schedules.default(wanted))
+
+
 SOURCES = {
+    "norm of columns": norm,
     "softmax": lambda: Softmax((2, "s0", "s1"), 2, False, "float32", "float16", 0.5, True, (1, "s1")).source(8),
     "columns": lambda: Softmax((2, "s0", "s1"), 1, True, "float16", "float32").source(16),
     "product": product,

@@ -71,12 +71,16 @@ def function(name: str, tensors: list[Tensor], body: list[str]) -> str:
     return "\n".join([*lines, *indented(body)]) + "\n"
 
 
+STACK_VALUES = 128
+"""Scratch of at most this length is for vectors."""
 Scratch = list[tuple[str, Size, str]]
 """Name, length and type of what a task needs. What is below 1024 bytes is on the stack, and becomes registers."""
 
 
 def block(reads: list[Tensor], writes: list[Tensor], scratch: Scratch, body: list[str]) -> list[str]:
     """``body`` with its scratch."""
+    # TVM makes scratch that one loop alone uses as small as a single turn of that loop needs, also where that is a lane
+    kept = [(name, size, dtype) for name, size, dtype in scratch if isinstance(size, int) and size <= STACK_VALUES]
     return [
         'with T.sblock("task"):',
         f"    T.reads({', '.join(t.whole for t in reads)})",
@@ -85,6 +89,8 @@ def block(reads: list[Tensor], writes: list[Tensor], scratch: Scratch, body: lis
             f'    {name} = T.sblock_alloc_buffer(({int64(size)},), "{dtype}", scope="global")'
             for name, size, dtype in scratch
         ),
+        *(f"    {name}[0] = T.{dtype}(0)" for name, _, dtype in kept),
+        *(f"    {name}[{size - 1}] = T.{dtype}(0)" for name, size, dtype in kept if isinstance(size, int) and size > 1),
         *indented(body),
     ]
 

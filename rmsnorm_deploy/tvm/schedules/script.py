@@ -26,7 +26,13 @@ def kernel_of(source: str) -> Any:
     except _UnknownError:
         return from_source(source, {"T": T, "I": I})
     names: dict[str, Any] = {"T": built, "_named": _named, "_loop": _loop, "_serial": _serial}
-    names |= {"_equal": tirx.EQ, "_different": tirx.NE, "_both": tirx.And, "_store": built.buffer_store}
+    names |= {
+        "_equal": tirx.EQ,
+        "_different": tirx.NE,
+        "_both": tirx.And,
+        "_not": tirx.Not,
+        "_store": built.buffer_store,
+    }
     exec(compile(ast.fix_missing_locations(ast.Module([function], [])), "<kernel>", "exec"), names)
     with IRBuilder() as builder:
         names[function.name]()
@@ -170,6 +176,10 @@ class _Python(ast.NodeTransformer):
         for other in others:
             first = _call("_both", first, other)
         return first
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        value = self.visit(node.operand)
+        return _call("_not", value) if isinstance(node.op, ast.Not) else ast.UnaryOp(node.op, value)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         return ast.Subscript(self.visit(node.value), self.visit(node.slice), ast.Load())
