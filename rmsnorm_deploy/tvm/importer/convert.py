@@ -19,7 +19,7 @@ from rmsnorm_deploy.op.versions import version_of
 from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
 from rmsnorm_deploy.tvm.importer.large import NODE
-from rmsnorm_deploy.tvm.importer.layer_norm import layer_normalization
+from rmsnorm_deploy.tvm.importer.layer_norm import instance_normalization, layer_normalization
 from rmsnorm_deploy.tvm.importer.operator import Operator
 from rmsnorm_deploy.tvm.importer.prepare import PREFIX, REFUSED, Prepared, prepared
 from rmsnorm_deploy.tvm.importer.refusals import Refusals
@@ -178,6 +178,7 @@ _SPECIAL = {
     **gathering.CONVERTERS,
     **matrices.CONVERTERS,
     "LayerNormalization": layer_normalization,
+    "InstanceNormalization": instance_normalization,
     PREFIX + "Attention": attention,
     PREFIX + "RotaryEmbedding": rotary_embedding,
     PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,

@@ -42,6 +42,7 @@ NORMS = {
 OWN = {
     **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
     (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+    **{(CONTRIB, name): name for name in ("FusedMatMul", "TransposeMatMul")},
 }
 """Domain and name of every other operator that TVM lacks and that is converted here."""
 

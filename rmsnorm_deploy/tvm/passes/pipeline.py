@@ -10,10 +10,12 @@ import tvm
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
 from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
+from rmsnorm_deploy.tvm.passes.reductions import lower_reductions
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
 from rmsnorm_deploy.tvm.schedules.norm import Norm
@@ -63,11 +65,8 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
-        *(
-            []
-            if blas is None
-            else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]
-        ),
+        *([] if blas is None else [("products_by_blas", lower_products(blas))]),
+        *([] if gpu else _on_cpus(target, blas)),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),
@@ -91,6 +90,14 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("compute_sizes", t.ComputePrimValue()),
         ("lower_shapes", t.VMShapeLower()),
         ("name_functions", t.AttachGlobalSymbol()),
+    ]
+
+
+def _on_cpus(target: Any, blas: str | None) -> list[Pass]:
+    return [
+        ("convolutions", lower_convolutions(target, blas)),
+        ("reductions", lower_reductions(target)),
+        ("drop_unused_values", relax.transform.DeadCodeElimination(["main"])),
     ]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from rmsnorm_deploy.tvm.passes.views import Bindings, View, bindings_of, is_call, same, sizes_of, view_of
+from rmsnorm_deploy.tvm.passes.views import Bindings, Names, View, bindings_of, is_call, same, sizes_of, view_of
 from rmsnorm_deploy.tvm.schedules.products import cblas
-from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size
+from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product
 
 
 def lower_products(prefix: str) -> Callable[[Any], Any]:
@@ -72,25 +72,6 @@ def _operators(function: Any) -> set[str]:
     return found
 
 
-class _Names:
-    """A name for each size that is known at run time only, in the order in which they are asked for."""
-
-    def __init__(self) -> None:
-        self.known: list[Any] = []
-
-    def size(self, dim: Any) -> Size:
-        if isinstance(dim, tirx.IntImm):
-            return int(dim)
-        for i, other in enumerate(self.known):
-            if same(other, dim):
-                return f"s{i}"
-        self.known.append(dim)
-        return f"s{len(self.known) - 1}"
-
-    def sizes(self, dims: Any) -> tuple[Size, ...]:
-        return tuple(self.size(d) for d in dims)
-
-
 def described(call: Any, bindings: Bindings) -> tuple[Product, Any, Any] | None:
     """A ``relax.matmul`` as a :class:`Product` with its two factors in memory; None where BLAS cannot compute it."""
     result = sizes_of(call)
@@ -112,7 +93,7 @@ def described(call: Any, bindings: Bindings) -> tuple[Product, Any, Any] | None:
 
 
 def _product(dtype: str, result: list[Any], left: View, right: View) -> Product | None:
-    names = _Names()
+    names = Names()
     vectors = [len(v.sizes) == 1 for v in (left, right)]
     rank = len(result) + sum(vectors) - 2  # of the batch
     inner = [0 if vectors[0] else 1, 0 if vectors[1] else 1]
