@@ -1,15 +1,17 @@
 """Kernels in which each value of a result is computed by itself: chains, casts, masks, copies, gathers, rotations.
 
-A kernel is one pass: what is computed on the way is computed where it is used. The innermost loop is left to LLVM, which
-makes vectors of it on any CPU, with a loop for what is left over; the loops around it are one, which threads share when
-there is enough to do.
+A kernel is one pass: what is computed on the way is computed where it is used. The innermost loop is left to LLVM,
+which makes vectors of it on any CPU, with a loop for what is left over. The loops around it are one, which threads
+share where there is enough to do; each value is computed in the same way by however many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
 PARALLEL_FROM = 65536
@@ -31,7 +33,7 @@ def scheduled(function: Any) -> Any | None:
     results = set(function.params)
     kept = []
     for block in blocks:
-        if schedule.get(block).writes[0].source in results:
+        if schedule.get(block).writes[0].source in results or _small_and_dear(schedule, block, function):
             kept.append(block)
         else:
             schedule.compute_inline(block)
@@ -98,9 +100,31 @@ def _order(schedule: Any, block: Any) -> None:
             schedule.parallel(outer)
 
 
+def _small_and_dear(schedule: Any, block: Any, function: Any) -> bool:
+    """Whether a value takes a polynomial and is wanted many times: a gate for each of many rows."""
+    shape = schedule.get(block).writes[0].source.ty.shape
+    many = all(isinstance(p.ty, tirx.BufferType) and len(p.ty.shape) == len(shape) for p in function.params[-1:])
+    same = many and all(
+        tvm_ffi.structural_equal(a, b) for a, b in zip(shape, function.params[-1].ty.shape, strict=True)
+    )
+    return not same and _has(schedule.get(block).body, tirx.Let)
+
+
 def _joins(block: Any) -> bool:
     """Whether what is stored comes from one place or another, as for tensors that are joined."""
-    return "if_then_else" in str(block.body)
+    choice = tvm.ir.Op.get("prim.if_then_else")
+    return _has(block.body, tvm.ir.Call, lambda call: call.op.same_as(choice))
+
+
+def _has(statement: Any, kind: Any, wanted: Callable[[Any], bool] = lambda _: True) -> bool:
+    found = []
+
+    def look(node: Any) -> Any:
+        found.append(wanted(node))
+        return node
+
+    tvm_ffi.structural_map(statement, (kind, look), order="post")
+    return any(found)
 
 
 def _one(extent: Any) -> bool:
@@ -141,7 +165,7 @@ def _tiled(schedule: Any, block: Any, along: int) -> list[Any]:
 
 
 def _serial_where_small(function: Any, sizes: list[Any]) -> Any:
-    """Loops for threads become ordinary ones where a result is small, at run time where its size is known only there."""
+    """Loops for threads become ordinary ones where a result is small: decided at run time if its size is known then."""
     counts = list(sizes)
 
     def changed(statement: Any) -> Any:

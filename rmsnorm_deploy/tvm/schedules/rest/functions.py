@@ -49,7 +49,7 @@ def tanh(x: Any) -> Any:
         def less_one(n: Any, above: Any) -> Any:
             return _named(_power(n), lambda p: p * above + (p - _f32(1.0)))
 
-        u = _reduced(_limited(tirx.abs(a) * _f32(2.0), 0.0, 20.0), less_one)
+        u = _named(_limited(tirx.abs(a) * _f32(2.0), 0.0, 20.0), lambda v: _reduced(v, less_one))
         return _named(u, lambda u: _signed(u / (u + _f32(2.0)), a))
 
     return _named(x, of)
