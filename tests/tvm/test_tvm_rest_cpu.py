@@ -163,7 +163,7 @@ def test_results_are_onnxruntimes(name):
             for k, s in inputs.items()
         }
         wanted = session.run(None, feeds)[0]
-        np.testing.assert_allclose(function(*feeds.values()), wanted, rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(function(*feeds.values()), wanted, rtol=1e-5, atol=1e-6)  # its sigmoid has 5e-6
 
 
 def test_threads_change_nothing():
