@@ -17,9 +17,11 @@ from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
 from rmsnorm_deploy.tvm.passes.reductions import lower_reductions
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
+from rmsnorm_deploy.tvm.passes.rest_cpu import schedule_elementwise
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.schedules.rest.legal import by_polynomials
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 
 Tuned = Callable[[Norm], Any]
@@ -69,7 +71,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         *([] if gpu else _on_cpus(target, blas)),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
-        ("legalize_operators", t.LegalizeOps()),
+        ("legalize_operators", t.LegalizeOps(by_polynomials() if gpu is None else None)),
         ("annotate_patterns", t.AnnotateTIROpPattern()),
         ("fold_constants", fold_constants),
         ("fuse_operators", t.FuseOps()),
@@ -78,7 +80,11 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("drop_unused_functions", t.DeadCodeElimination(["main"])),
         ("to_non_dataflow", t.ToNonDataflow()),
         ("own_results", own_results),
-        ("arguments_anywhere", arguments_anywhere) if gpu is None else ("schedule_rest", schedule_rest(gpu)),
+        *(
+            [("schedule_elementwise", schedule_elementwise), ("arguments_anywhere", arguments_anywhere)]
+            if gpu is None
+            else [("schedule_rest", schedule_rest(gpu))]
+        ),
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
