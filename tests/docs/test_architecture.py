@@ -40,7 +40,7 @@ ROOMS = {
     "tvm/steps": set(),
     "tvm/compiling": {
         "tvm/steps",
-        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
+        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/sizes", "tvm/targets", "tvm/tuning"),
     },
 }
 FREE = {"cli", "__init__", "__main__"}
@@ -67,10 +67,10 @@ tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
     layer_norm matrices rotary shaping slicing convert
-tvm/passes: __init__ lower placing rest tidy views products pipeline
-tvm/schedules: __init__ norm cpu gpu products products/product arguments protocol products/cblas values cpu/writer
-    gpu/values cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed
-    cpu/choose gpu/choose registry
+tvm/passes: __init__ views lower placing rest tidy constants products pipeline
+tvm/schedules: __init__ norm cpu gpu products products/product products/weight arguments protocol products/cblas
+    values cpu/writer gpu/values products/panels cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming
+    gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search

@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.target import codegen
 
 from rmsnorm_deploy.errors import ModelError, UsageError
 from rmsnorm_deploy.tvm.passes.lower import lowered
@@ -59,13 +60,20 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         blas: what stands before the names of the BLAS library's functions; None without a library.
     """
     t = relax.transform
+    small = bool(codegen.llvm_cpu_has_features("avx512f", target)) if blas is not None else False
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
         *(
             []
             if blas is None
-            else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]
+            else [
+                (
+                    "products_by_blas",
+                    lower_products(blas, small=small),
+                ),
+                ("drop_unused_values", t.DeadCodeElimination(["main"])),
+            ]
         ),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
