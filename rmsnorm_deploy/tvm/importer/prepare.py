@@ -41,6 +41,8 @@ NORMS = {
 OWN = {
     **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
     (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+    (CONTRIB, "MatMulNBits"): "MatMulNBits",
+    **{(domain, "QLinearMatMul"): "QLinearMatMul" for domain in AI_ONNX},
 }
 """Domain and name of every other operator that TVM lacks and that is converted here."""
 

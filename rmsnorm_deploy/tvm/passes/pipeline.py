@@ -11,6 +11,8 @@ from tvm import relax
 from tvm.target import codegen
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.constants import large_as_arguments
+from rmsnorm_deploy.tvm.passes.dequantise import dequantise
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
@@ -75,6 +77,8 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
                 ("drop_unused_values", t.DeadCodeElimination(["main"])),
             ]
         ),
+        ("dequantise", dequantise),
+        *([] if blas is None else [("large_constants_as_arguments", large_as_arguments)]),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps()),

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from rmsnorm_deploy.tvm.passes.constants import ATTRIBUTE, FLOATS, Constants, is_large
+from rmsnorm_deploy.tvm.passes.constants import ATTRIBUTE, FLOATS, Constants, with_arguments
 from rmsnorm_deploy.tvm.passes.views import Bindings, View, bindings_of, is_call, same, sizes_of, view_of
 from rmsnorm_deploy.tvm.schedules.products import cblas, panels
 from rmsnorm_deploy.tvm.schedules.products.panels import PanelProduct
@@ -54,7 +54,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
                 self.constants = Constants(function, self.bindings) if name.name_hint == "main" else None
                 changed = self.visit_expr(function)
                 if self.constants is not None and self.constants.arguments:
-                    changed = _with_arguments(changed, self.constants.arguments)
+                    changed = with_arguments(changed, self.constants.arguments)
                     saved = self.constants.saved
                 self.builder_.update_func(name, changed)
         module = self.builder_.get()
@@ -74,11 +74,6 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         kernel, operands = lowered
         return relax.op.call_tir(kernel, relax.Tuple(operands), call.ty)
 
-    def visit_generic_const_(self, constant: Any) -> Any:
-        if self.constants is None or not is_large(constant):
-            return constant
-        return self.constants.argument(None, constant.value)
-
     def by_panels(self, call: Any) -> tuple[Any, list[Any]] | None:
         """A product with a weight: its kernel and arguments."""
         dtype, sizes = str(call.ty.dtype.dtype), sizes_of(call.args[0])
@@ -90,6 +85,8 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         if found is None:
             return None
         weight, arguments = found
+        if (dtype == "int32") != (weight.dtype in ("int8", "uint8") and not weight.scale):
+            return None
         product = PanelProduct(_Names().sizes(sizes[:-1]), weight, dtype, self.small)
         return self.kernel(product), [self.in_type(self.visit_expr(call.args[0]), "float32"), *arguments]
 
@@ -110,14 +107,6 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         if str(value.ty.dtype.dtype) == dtype:
             return value
         return self.builder_.emit(relax.op.astype(value, dtype))
-
-
-def _with_arguments(function: Any, arguments: list[Any]) -> Any:
-    inputs = len(function.params)
-    attributes = dict(function.attrs) | {"num_input": inputs}
-    return relax.Function([*function.params, *arguments], function.body, function.ret_ty, function.is_pure).with_attrs(
-        attributes
-    )
 
 
 def _operators(function: Any) -> set[str]:

@@ -13,6 +13,7 @@ memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from tvm.script import from_source
@@ -27,7 +28,8 @@ from rmsnorm_deploy.tvm.schedules.values import indented
 TERMS, ROWS = 448, 32
 """Of a piece, and rows at a time: OpenBLAS takes what has up to a million products as it lies (AVX-512)."""
 EXACT_TERMS = 256
-"""Sums of so many products of two differences of 8-bit numbers have no rounding in float32."""
+"""Sums of so many products of two differences of 8-bit numbers have no rounding in float32; with a signed number in
+place of one difference, as many as in any other piece."""
 MANY_ROWS = 128
 """Rows at a time where the library copies what it multiplies: the more the better."""
 LANES = 16
@@ -69,7 +71,8 @@ class Kernel:
         self.product, self.prefix = product, prefix
         self.w, self.m = product.weight, product.m
         self.exact = product.dtype == "int32"
-        self.piece = min(self.w.terms, EXACT_TERMS if self.exact else TERMS)
+        symmetric = self.w.dtype == "int8" and not self.w.zero  # half as large as a difference can be
+        self.piece = min(self.w.terms, EXACT_TERMS if self.exact and not symmetric else TERMS)
         self.pieces = -(-self.w.terms // self.piece)
         self.as_it_lies = product.small and self.w.dtype == "float32" and not (self.w.scale or self.w.zero)
 
@@ -202,7 +205,8 @@ class Kernel:
             f"    for r in range({rows}):",
             *indented(multiply, 2),
         ]
-        scratch = [] if self.as_it_lies else [("W", self.piece * PANEL, "float32"), ("zeros", PANEL, "float32")]
+        scratch = [] if self.as_it_lies else [("W", self.piece * PANEL, "float32")]
+        scratch += [(name, PANEL, "float32") for name in ("zeros", "scales") if scratch]
         if self.exact:
             scratch.append(("sums", (most or MANY_ROWS) * PANEL, "float32"))
         return self.block(scratch, lines)
@@ -210,17 +214,21 @@ class Kernel:
     def bring(self, k0: str, length: str) -> list[str]:
         """A piece of the panel in float32, into ``W``."""
         w = self.w
-        term = f"{k0} + k"
-        factor = f"({term}) // {w.block}" if w.blocks > 1 else "0"
-        value = self.value(term, "zeros[{c}]")
+        # terms that have the same scales
+        group = self.piece if w.blocks == 1 else math.gcd(self.piece, w.block)
+        whole = w.terms % group == 0 and (self.piece == group or w.terms % self.piece == 0)
+        at = f"g * {group} + k"
+        value = self.value(f"{k0} + {at}", "zeros[{c}]")
+        factor = f"({k0} + g * {group}) // {w.block}" if w.blocks > 1 else "0"
+        factors = self.zeros(factor)
         if w.scale:
-            scale = _wide(f"S[task, {factor}, {{c}}]", w.scale)
-            value = f"({value}) * {scale}"
-        zeros = _lanes(self.zeros(factor)) if w.zero or w.offset else []
+            factors.append(f"scales[{_AT}] = " + _wide(f"S[task, {factor}, {_AT}]", w.scale))
+            value = f"({value}) * scales[{{c}}]"
         return [
-            f"for k in range({length}):",
-            *indented(zeros),
-            *indented(self.each([f"W[k * {PANEL} + {{c}}] = {value}"], term)),
+            f"for g in range(({length} + {group - 1}) // {group}):",
+            *indented(_lanes(factors) if factors else []),
+            f"    for k in range({group if whole else f'T.min({group}, {length} - g * {group})'}):",
+            *indented(self.each([f"W[({at}) * {PANEL} + {{c}}] = {value}"], f"{k0} + {at}"), 2),
         ]
 
     def multiply(self, k0: str, length: str, first: str, count: str) -> list[str]:

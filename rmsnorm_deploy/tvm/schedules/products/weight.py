@@ -86,6 +86,8 @@ class Laid:
         transposed: whether the columns of the product are the tensor's rows.
         shape: of the panels.
         dtype: their type.
+        rows: of the tensor as a matrix, where it has another shape; what a row has too much is left out.
+        unpacked: whether its bytes are two values each, the first in the lower bits.
     """
 
     packed: bool
@@ -93,6 +95,8 @@ class Laid:
     transposed: bool
     shape: tuple[int, int, int]
     dtype: str
+    rows: int = 0
+    unpacked: bool = False
 
     def to_text(self) -> str:
         """As it stands in a module."""
@@ -107,6 +111,12 @@ class Laid:
     def of(self, values: Array) -> Array:
         """``values``, a matrix, or less where all columns or all terms share one, in panels."""
         panels, rows, _ = self.shape
+        if self.rows:
+            values = values.reshape(self.rows, -1)
+        if self.unpacked:
+            values = np.stack([values & 15, values >> 4], -1).reshape(len(values), -1)
+        if self.rows:
+            values = values[:, :rows]
         matrix = values.reshape((1,) * (2 - values.ndim) + values.shape)
         matrix = matrix.T if self.transposed else matrix
         if self.offset:
