@@ -342,11 +342,17 @@ def test_dynamically_quantized_products(tmp_path):
 def test_qlinear_matmul(tmp_path, kind, columns):
     k, n = 300, 96
     w = integers(*_range(kind), k, n, seed=1).astype(kind)
-    shape = (n,) if columns else ()
+    shape, middle = (n,) if columns else (), 0 if kind == "int8" else 128
     weights = {
-        **{"as": np.float32(0.02), "az": np.asarray(3, kind), "w": w, "ys": np.float32(0.9), "yz": np.asarray(7, kind)},
+        **{
+            "as": np.float32(0.02),
+            "az": np.asarray(middle - 3, kind),
+            "w": w,
+            "ys": np.float32(0.9),
+            "yz": np.asarray(middle + 7, kind),
+        },
         "bs": (np.random.default_rng(2).random(shape) + 0.5).astype(np.float32) / 50,
-        "bz": np.full(shape, 5, kind),
+        "bz": np.full(shape, middle + 5, kind),
     }
     number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     nodes = [("QLinearMatMul", ("x", "as", "az", "w", "bs", "bz", "ys", "yz"), "y", {})]
