@@ -66,11 +66,11 @@ run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm matrices rotary shaping slicing convert
-tvm/passes: __init__ views lower placing rest tidy constants products pipeline
-tvm/schedules: __init__ norm cpu gpu products products/product products/weight arguments protocol products/cblas
-    values cpu/writer gpu/values products/panels cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming
-    gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+    layer_norm matrices quantised rotary shaping slicing convert
+tvm/passes: __init__ views lower placing rest tidy dequantise constants products pipeline
+tvm/schedules: __init__ norm cpu gpu products products/product products/weight products/stored arguments protocol
+    products/cblas values cpu/writer gpu/values products/panels cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors
+    cpu/streaming gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search
