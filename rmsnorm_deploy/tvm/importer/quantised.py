@@ -11,11 +11,10 @@ from tvm import relax, tirx
 
 from rmsnorm_deploy.tvm.importer.dtypes import as_dtype, dtype_of, wide
 from rmsnorm_deploy.tvm.importer.operator import Operator
+from rmsnorm_deploy.tvm.schedules.products.panels import EXACT_TERMS
 from rmsnorm_deploy.tvm.schedules.products.stored import MARKER, Stored
 
 _EIGHT = ("int8", "uint8")
-EXACT_TERMS = 256
-"""Sums of so many products of differences of 8-bit numbers have no rounding in float32."""
 
 
 def _stored(o: Operator, stored: Stored, shape: Any, *values: Any) -> Any:
@@ -72,7 +71,7 @@ def _product(o: Operator, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Any:
         stored = Stored("float32", max(0, b.ty.ndim - 1), scaled=False, zeroed=b_zero is not None)
         right = _stored(o, stored, b.ty.shape, b, b_zero)
     terms = o.sizes_of(a)[-1]
-    if b.ty.ndim > 2 and isinstance(terms, int) and terms <= EXACT_TERMS:
+    if b.ty.ndim > 2 and isinstance(terms, int | tirx.IntImm) and int(terms) <= EXACT_TERMS:
         return as_dtype(o.bb, o.emit(relax.op.matmul(left, right)), "int32")
     return o.emit(relax.op.matmul(left, right, out_dtype="int32"))
 
