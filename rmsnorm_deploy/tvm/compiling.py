@@ -19,10 +19,12 @@ from rmsnorm_deploy.model.leftovers import temporary_folder
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm.artefact import carried, cubin, linking, weights
 from rmsnorm_deploy.tvm.artefact import description as describing
+from rmsnorm_deploy.tvm.artefact.arrays import numpy_of
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
-from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.passes import constants, pipeline
+from rmsnorm_deploy.tvm.schedules.products.weight import Laid
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
 from rmsnorm_deploy.tvm.steps import Steps, Told
 from rmsnorm_deploy.tvm.targets import blas as libraries
@@ -161,7 +163,10 @@ def compile(
         "outputs": [_value(v) for v in proto.graph.output],
         "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
     }
-    values = weights.of(module)
+    values = [
+        *(tensor if laid is None else _InPanels(laid, tensor) for laid, tensor in constants.arguments_of(module)),
+        *weights.of(module),
+    ]
     with staging(folder) as stage:
         made = stage.folder / "made"
         made.mkdir()
@@ -206,6 +211,25 @@ def _mode(module: Any) -> str:
     main = next(f for v, f in module.functions_items() if v.name_hint == "main")
     steps = sum(len(block.bindings) for block in main.body.blocks)
     return "compiled" if steps <= _MOST_COMPILED else "bytecode"
+
+
+@dataclasses.dataclass(frozen=True)
+class _InPanels:
+    """A weight that is laid out when it is written."""
+
+    laid: Laid
+    tensor: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.laid.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.laid.dtype
+
+    def array(self) -> Any:
+        return self.laid.of(numpy_of(self.tensor))
 
 
 def _calls(module: Any) -> bool:

@@ -40,7 +40,7 @@ ROOMS = {
     "tvm/steps": set(),
     "tvm/compiling": {
         "tvm/steps",
-        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
+        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/sizes", "tvm/targets", "tvm/tuning"),
     },
 }
 FREE = {"cli", "__init__", "__main__"}
@@ -66,13 +66,14 @@ run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm rotary shaping slicing matrices refusals convert
-tvm/passes: __init__ views lower placing rest rest_cpu tidy folds products seen convolutions reductions pipeline
-tvm/schedules: __init__ norm convolutions products/product cpu gpu products script reductions rest rest/elementwise
-    rest/functions arguments convolutions/convolution products/cblas protocol rest/legal values cpu/writer flat
-    gpu/values cpu/any_size cpu/columns cpu/rows convolutions/reach reductions/centred reductions/folds
-    reductions/softmax gpu/grid gpu/vectors cpu/streaming convolutions/by_product convolutions/direct
-    convolutions/transposed gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
+    layer_norm quantised rotary shaping slicing matrices refusals convert
+tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
+    products pipeline
+tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
+    reductions rest rest/elementwise rest/functions arguments convolutions/convolution products/cblas protocol
+    rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns cpu/rows convolutions/reach
+    reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors cpu/streaming convolutions/by_product
+    convolutions/direct convolutions/transposed gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search

@@ -16,7 +16,7 @@ from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.model.graphs import graphs_of, opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.versions import version_of
-from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
+from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, quantised, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
 from rmsnorm_deploy.tvm.importer.large import NODE
 from rmsnorm_deploy.tvm.importer.layer_norm import instance_normalization, layer_normalization
@@ -177,6 +177,8 @@ _SPECIAL = {
     **fitting.CONVERTERS,
     **gathering.CONVERTERS,
     **matrices.CONVERTERS,
+    **quantised.CONVERTERS,
+    **{PREFIX + name: convert for name, convert in quantised.OWN.items()},
     "LayerNormalization": layer_normalization,
     "InstanceNormalization": instance_normalization,
     PREFIX + "Attention": attention,

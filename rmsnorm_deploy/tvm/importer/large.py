@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from onnx import ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from rmsnorm_deploy.errors import ModelError, UsageError
@@ -46,6 +46,7 @@ def taken_out(proto: ModelProto, folder: Path | None) -> tuple[ModelProto, list[
     if external is not None and folder is None:
         raise UsageError("the model's weights are in files of an unknown folder", "Give the model's path instead.")
     graph = proto.graph
+    _four_bits_as_eight(graph, folder)
     values: list[Any] = []
     nodes, kept = [], []
     for tensor in graph.initializer:
@@ -71,6 +72,27 @@ def taken_out(proto: ModelProto, folder: Path | None) -> tuple[ModelProto, list[
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
     return slim, values
+
+
+def _four_bits_as_eight(graph: GraphProto, folder: Path | None) -> None:
+    """TVM has no tensors of 4 bits; what DequantizeLinear makes of the values is the same whatever holds them."""
+    four = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
+    tensors = {t.name: t for t in graph.initializer if t.data_type in four}
+    for node in graph.node:
+        if node.op_type != "DequantizeLinear":
+            for name in node.input:
+                tensors.pop(name, None)
+    for name, tensor in tensors.items():
+        if tensor.data_location == TensorProto.EXTERNAL:
+            assert folder is not None  # see above
+            location, _, _ = external_reference(tensor)
+            weight_file(folder, location, name)
+            load_external_data_for_tensor(tensor, str(folder))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(four[tensor.data_type]), name))
+    for field in (graph.input, graph.value_info):
+        for i in reversed(range(len(field))):
+            if field[i].name in tensors:
+                del field[i]
 
 
 def _is_large(tensor: TensorProto) -> bool:

@@ -43,6 +43,8 @@ OWN = {
     **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
     (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
     **{(CONTRIB, name): name for name in ("FusedMatMul", "TransposeMatMul")},
+    (CONTRIB, "MatMulNBits"): "MatMulNBits",
+    **{(domain, "QLinearMatMul"): "QLinearMatMul" for domain in AI_ONNX},
 }
 """Domain and name of every other operator that TVM lacks and that is converted here."""
 

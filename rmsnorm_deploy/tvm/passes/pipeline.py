@@ -8,9 +8,12 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.target import codegen
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.constants import large_as_arguments
 from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
+from rmsnorm_deploy.tvm.passes.dequantise import dequantise
 from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
@@ -64,11 +67,14 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         blas: what stands before the names of the BLAS library's functions; None without a library.
     """
     t = relax.transform
+    small = bool(codegen.llvm_cpu_has_features("avx512f", target)) if blas is not None else False
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
-        *([] if blas is None else [("products_by_blas", lower_products(blas))]),
+        *([] if blas is None else [("products_by_blas", lower_products(blas, small=small))]),
         *([] if gpu else _on_cpus(target, blas)),
+        ("dequantise", dequantise),
+        *([] if blas is None else [("large_constants_as_arguments", large_as_arguments)]),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         ("legalize_operators", t.LegalizeOps(by_polynomials() if gpu is None else None)),
