@@ -115,6 +115,8 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
     if not 0.0 <= epsilon < math.inf:
         raise Refusal("epsilon is negative or not finite")
     dtype = facts.dtype(x)
+    if dtype is None:
+        raise Refusal("the type of what it normalises is not known")
     if any(v is not None and facts.dtype(v) not in (dtype, ir.DataType.FLOAT) for v in node.inputs):
         raise Refusal("its scale or bias is of another type than x")
     return Norm(node, x, epsilon)

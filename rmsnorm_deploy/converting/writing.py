@@ -47,7 +47,7 @@ class Writer:
             if value is not None:
                 given = self._facts.dtype(value) or wide
                 y = self._op(op_type, [y, self._cast(value, given, wide, f"{name}_wide")], f"{name}_y", wide, like)
-        self._cast(y, wide, norm.output.dtype or dtype, f"{name}_narrow")
+        self._cast(y, wide, self._output_type(norm), f"{name}_narrow")
         return self._taken()
 
     def centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
@@ -63,6 +63,16 @@ class Writer:
         minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
         negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
         self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
+        return self._taken()
+
+    def _output_type(self, norm: Norm) -> ir.DataType:
+        """That of onnxruntime's own LayerNormalization, which is older than the standard's, is its scale's."""
+        return norm.output.dtype or self._facts.dtype(norm.scale) or self._facts.dtype(norm.x) or FLOAT
+
+    def zero(self, value: ir.Value) -> list[ir.Node]:
+        """``value`` without its mean where it is the same for all features."""
+        name, dtype = f"{value.name or 'value'}_centred", self._facts.dtype(value) or FLOAT
+        self._op("Mul", [value, self._constant(np.float64(0.0), dtype, f"{name}_factor")], name, dtype, value)
         return self._taken()
 
     def _taken(self) -> list[ir.Node]:

@@ -166,11 +166,6 @@ def _weight_in_a_constant_node(g, x):
     return g.op("MatMul", x, w)
 
 
-def _weight_cast(g, x):
-    half = g.weight(g.rng.standard_normal((D, D)) + 0.5, TensorProto.FLOAT16)
-    return g.op("MatMul", x, g.cast(half, F))
-
-
 def _mean_of_tokens(g, x):
     return g.reduce("ReduceMean", g.linear(x), [1])
 
@@ -230,13 +225,16 @@ def test_a_writer_is_centred_where_it_is_made(writer):
     assert layer_norms(plain) == 0
 
 
-def test_a_weight_in_16_bits_is_rounded_to_16_bits():
+@pytest.mark.parametrize("stored", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_weight_stored_in_16_bits_is_edited_as_it_is_read(stored):
     g = Streams()
     x = g.embedded()
-    x = x + _weight_cast(g, g.op("Tanh", g.layer_norm(x)))
-    plain, report = rmsnorm_deploy.convert(g.finish(x), fuse=False)
+    w = g.weight(g.rng.standard_normal((D, D)) + 0.5, stored, "half")
+    x = x + g.op("MatMul", g.op("Tanh", g.layer_norm(x)), g.cast(w, F))
+    plain, report = converted(g.finish(x), least=8.0)  # in units of float32; rounded to 16 bits, it is thousands
     assert whole(report)
-    assert any(t.data_type == TensorProto.FLOAT16 for t in plain.graph.initializer)
+    assert report.converted == 2
+    assert {t.data_type for t in plain.graph.initializer if t.data_type != I64} == {F}
 
 
 def test_tables_positions_and_a_class_token():
