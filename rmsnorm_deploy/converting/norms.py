@@ -117,6 +117,9 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
     dtype = facts.dtype(x)
     if dtype is None:
         raise Refusal("the type of what it normalises is not known")
+    ranks = [facts.rank(v) for v in (x, *node.inputs[1:])]
+    if any(r is not None and ranks[0] is not None and r > ranks[0] for r in ranks[1:]):
+        raise Refusal("its scale or bias has more dimensions than x")
     if any(v is not None and facts.dtype(v) not in (dtype, ir.DataType.FLOAT) for v in node.inputs):
         raise Refusal("its scale or bias is of another type than x")
     return Norm(node, x, epsilon)

@@ -310,3 +310,29 @@ def test_a_bias_goes_into_a_gemm():
         x = x + g.op("Reshape", g.op("Gemm", h, g.matrix(D, D), g.random(D)), g.constant([2, TOKENS, D], I64))
     _, report = converted(g.finish(x))
     assert len(report.streams[0].folded) == 2
+
+
+@pytest.mark.parametrize(("form", "expected"), [("plugin", "GeneralRMSNorm"), ("onnx", "RMSNormalization")])
+def test_a_bias_that_stays_belongs_to_the_norm_where_the_form_has_such_an_operator(form, expected):
+    g = Streams(23)
+    x = g.embedded()
+    n = g.layer_norm(x)
+    model = g.finish(x + g.op("Tanh", n))
+    fused, report = rmsnorm_deploy.convert(model, form=form)
+    assert len(report.fusion.fused) == report.converted == 2
+    ops = [n.op_type for n in fused.graph.node]
+    assert ops.count(expected) == 2
+    assert ops.count("Add") == (1 if form == "plugin" else 3)
+    assert not any(p.key == "rmsnorm_deploy.bias" for n in fused.graph.node for p in n.metadata_props)
+
+
+def test_onnxruntime_knows_the_sizes_behind_our_norms():
+    """Without a value_info, and with one dimension that has only a name; BiasGelu asks for the last one."""
+    g = Streams()
+    n = g.layer_norm(g.embedded())
+    g.output(g.linear(n, WORDS, bias=False), "y", (2, TOKENS, WORDS))
+    fused, report = rmsnorm_deploy.convert(g.model())
+    assert report.converted == 1
+    declared = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in fused.graph.value_info}
+    (norm,) = (n for n in fused.graph.node if n.domain == "rmsnorm_deploy")
+    assert declared[norm.output[0]] == [2, TOKENS, D]

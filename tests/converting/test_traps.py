@@ -498,3 +498,14 @@ def test_a_norm_of_an_unknown_type():
     model = g.model(extra_opsets=[helper.make_opsetid("elsewhere", 1)])
     _, report = rmsnorm_deploy.convert(model, fuse=False)
     assert report.converted == 0
+
+
+def test_a_bias_of_more_dimensions_than_its_norm():
+    """The norm's result would have them, too."""
+    g = Streams()
+    x = g.embedded()
+    y = g.op("LayerNormalization", x, g.random(D), g.random(1, 1, 1, D), axis=-1)
+    g.output(y, "y", (2, TOKENS, D))
+    _, report = rmsnorm_deploy.convert(g.model())
+    assert report.converted == 0
+    assert report.others[0][1] == "its scale or bias has more dimensions than x"
