@@ -317,7 +317,7 @@ def test_a_bias_that_stays_belongs_to_the_norm_where_the_form_has_such_an_operat
     g = Streams(23)
     x = g.embedded()
     n = g.layer_norm(x)
-    model = g.finish(x + g.op("Tanh", n))
+    model = g.finish(x + g.linear(g.op("Tanh", n), bias=False))
     fused, report = rmsnorm_deploy.convert(model, form=form)
     assert len(report.fusion.fused) == report.converted == 2
     ops = [n.op_type for n in fused.graph.node]
