@@ -35,19 +35,20 @@ ROWS = [1, 512]
 PARTS = {"RMSNorm": None, "pRMSNorm 6.25%": 0.0625, "pRMSNorm 25%": 0.25}
 PAPER = (0.07, 0.64)
 """Least and most time saved that the paper reports, of models on a GPU of 2019 in three frameworks."""
+SKIP = "GPT-2 of SkipLayerNormalization"
 NORMS = {"LayerNormalization", "SkipLayerNormalization", *(kind.value for kind in op.Op)}
 CHAIN_LENGTH = 16
 Record = dict[str, Any]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or only show what was measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where the records go")
     parser.add_argument("--summary", type=Path, help="show the records of this file; measure nothing")
     parser.add_argument("--plot", type=Path, help="where the plot goes, a PNG; needs matplotlib, the extra 'plot'")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.summary:
         records = json.loads(given.summary.read_text())
     else:
@@ -123,13 +124,15 @@ def models(quick: bool) -> list[Record]:
     layers = 1 if quick else 4
     tokens = lambda *shape: {"tokens": np.random.default_rng(1).integers(0, language.VOCABULARY, shape)}  # noqa: E731
     gpt2 = functools.partial(language.gpt2, "float32", layers, 128 if quick else 768)
+    counts = (1, 4) if quick else (1, 256)
     gru = functools.partial(language.gru, "float32", *((2, 64) if quick else (16, 512)))
     vit = functools.partial(encoders.vit, "float32", 1 if quick else 6, 32 if quick else 224)
     frames, image = (20, 32) if quick else (3000, 224)
     whisper = functools.partial(encoders.whisper, "float32", layers, frames)
     found = []
     for name, build, sets in (
-        ("GPT-2", gpt2, {count: tokens(1, count) for count in ((1, 4) if quick else (1, 256))}),
+        *(("GPT-2", functools.partial(gpt2, count=n), {n: tokens(1, n)}) for n in counts),
+        *((SKIP, functools.partial(gpt2, count=n, skip=True), {n: tokens(1, n)}) for n in counts),
         ("ViT", vit, {b * ((image // 16) ** 2 + 1): {"image": _random(b, 3, image, image)} for b in (1, 4)}),
         ("Whisper encoder", whisper, {frames // 2: {"features": _random(1, encoders.MELS, frames)}}),
         ("GRU", gru, {b: tokens(b, 2 if quick else 16) for b in ((1, 4) if quick else (1, 64))}),
@@ -173,8 +176,9 @@ def _trained(model: ModelProto) -> ModelProto:
     rng = np.random.default_rng(5)
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == LAYER_NORM:
-            for name, mean in zip(node.input[1:], (1.0, 0.0), strict=True):
+        first = {LAYER_NORM: 1, "SkipLayerNormalization": 2}.get(node.op_type)
+        if first is not None:
+            for name, mean in zip(node.input[first : first + 2], (1.0, 0.0), strict=True):
                 values = (mean + 0.1 * rng.standard_normal(held[name].dims)).astype(np.float32)
                 held[name].CopyFrom(numpy_helper.from_array(values, name))
     return model

@@ -7,30 +7,43 @@ from onnx import ModelProto
 
 from benchmarks.models.writer import Writer
 
-VOCABULARY, LONGEST = 1024, 1024
+VOCABULARY = 1024
 
 
-def gpt2(dtype: str, layers: int = 4, width: int = 768) -> ModelProto:
-    """Pre-norm layers with causal attention; the last product is with the table of the words, as in GPT-2."""
+def gpt2(dtype: str, layers: int = 4, width: int = 768, *, count: int, skip: bool = False) -> ModelProto:
+    """Pre-norm layers with causal attention; the last product is with the table of the words, as in GPT-2.
+
+    Args:
+        dtype: of everything.
+        layers: how many.
+        width: features; heads have 64 each.
+        count: tokens, the same in every run.
+        skip: additions and norms are one SkipLayerNormalization, as onnxruntime's tools for transformers write them.
+    """
     w, heads = Writer(dtype), width // 64
-    tokens = w.input("tokens", (1, "tokens"), "int64")
     table = w.weight(VOCABULARY, width)
-    count = w.op("Gather", w.op("Shape", tokens), w.constant(1, "int64"))
-    places = w.op("Range", w.constant(0, "int64"), count, w.constant(1, "int64"))
-    x = w.op("Add", w.op("Gather", table, tokens), w.op("Gather", w.weight(LONGEST, width), places))
-    seen = w.op("LessOrEqual", places, w.op("Unsqueeze", places, w.ints(1)))
-    mask = w.op("Where", seen, w.constant(0.0), w.constant(-1e4))
+    x = w.op("Add", w.op("Gather", table, w.input("tokens", (1, count), "int64")), w.weight(count, width))
+    mask = w.constant(np.triu(np.full((count, count), -1e4), 1))
+    n = w.layer_norm(x, width)
     for _ in range(layers):
-        n = w.layer_norm(x, width)
         q, k, v = (w.heads(w.linear(n, width, width, bias=True), heads, 64) for _ in range(3))
         scores = w.op("MatMul", w.op("Mul", q, w.constant(1 / 8)), w.op("Transpose", k, perm=[0, 1, 3, 2]))
         weights = w.op("Softmax", w.op("Add", scores, mask), axis=-1)
-        x = w.op("Add", x, w.linear(w.joined(w.op("MatMul", weights, v), width), width, width, bias=True))
-        inner = w.gelu(w.linear(w.layer_norm(x, width), width, 4 * width, bias=True))
-        x = w.op("Add", x, w.linear(inner, 4 * width, width, bias=True))
-    logits = w.op("MatMul", w.layer_norm(x, width), w.op("Transpose", table, perm=[1, 0]))
-    w.output(logits, "logits", (1, "tokens", VOCABULARY))
+        x, n = _added(w, x, w.joined(w.op("MatMul", weights, v), width), width, width, skip=skip)
+        inner = w.gelu(w.linear(n, width, 4 * width, bias=True))
+        x, n = _added(w, x, inner, 4 * width, width, skip=skip)
+    w.output(w.op("MatMul", n, w.op("Transpose", table, perm=[1, 0])), "logits", (1, count, VOCABULARY))
     return w.model()
+
+
+def _added(w: Writer, x: str, y: str, inputs: int, width: int, *, skip: bool) -> tuple[str, str]:
+    """The stream ``x`` with a layer's last product, and the norm of that."""
+    if not skip:
+        x = w.op("Add", x, w.linear(y, inputs, width, bias=True))
+        return x, w.layer_norm(x, width)
+    product = w.op("MatMul", y, w.weight(inputs, width))
+    bias = w.constant(np.random.default_rng(9).standard_normal(width) / 10)
+    return w.skip_layer_norm(x, product, bias, width)
 
 
 def gru(dtype: str, steps: int = 16, width: int = 512) -> ModelProto:

@@ -509,3 +509,16 @@ def test_a_bias_of_more_dimensions_than_its_norm():
     _, report = rmsnorm_deploy.convert(g.model())
     assert report.converted == 0
     assert report.others[0][1] == "its scale or bias has more dimensions than x"
+
+
+def test_a_deviation_that_is_none():
+    """The mean of the differences themselves is 0 but for rounding, and that is not the same afterwards."""
+    g = Streams()
+
+    def norm(x):
+        d = x - g.reduce("ReduceMean", x, [-1])
+        return d / g.op("Sqrt", g.reduce("ReduceMean", d**1.0, [-1]) + 1e-5)
+
+    model = g.finish(g.layers(g.embedded(), 2, norm), norm)
+    _, report = rmsnorm_deploy.convert(model, fuse=False)
+    assert report.converted == 0
