@@ -52,7 +52,7 @@ def test_a_model_that_stays_is_no_measurement(monkeypatch):
     import rmsnorm_deploy
 
     build = lambda: language.gru("float32", 2, 64)  # noqa: E731
-    original, report = rmsnorm_deploy.convert(build(), dry_run=True)
+    report = rmsnorm_deploy.convert(build(), dry_run=True)[1]
     sets = {1: {"tokens": paper.np.zeros((1, 2), paper.np.int64)}}
     with monkeypatch.context() as patch:
         less = type("Report", (), {"converted": 1, "found": 2, "summary": report.summary})()
