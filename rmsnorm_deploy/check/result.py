@@ -10,6 +10,10 @@ import numpy as np
 from rmsnorm_deploy.errors import VerificationFailed
 
 SCHEMA_VERSION = 1
+_LUCK = 1.5
+"""How many times the original's worst error that of an equally exact model may be: each is of a few sets of inputs."""
+_LEAST_ULPS = 2.0
+"""In ULP of the row's largest value: that much comes of rounding changed weights, where an original has no error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +100,23 @@ class VerificationResult:
                 f"the fused model differs from its original: {self.summary()}",
                 "See all outputs with 'rmsnorm-deploy verify ORIGINAL FUSED'.",
             )
+
+    def require_no_less_exact(self) -> None:
+        """Raise where the worst error of a way to run the model is larger than the original's own, but for luck.
+
+        Nothing can be said where there is no truth that the original has an error against.
+
+        Raises:
+            VerificationFailed: it is.
+        """
+        for run in dict.fromkeys(c.run for c in self.checks):
+            pairs = [(c.error, c.original_error) for c in self.checks if c.run == run and c.original_error is not None]
+            worst, own = (max((p[i] or 0.0 for p in pairs), default=0.0) for i in (0, 1))
+            if worst > max(_LUCK * own, _LEAST_ULPS):
+                raise VerificationFailed(
+                    f"the result is less exact than its original: {worst:.3g} ULP ({run}), the original {own:.3g}",
+                    "Nothing was written; --no-verify writes it all the same.",
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`. Infinite errors become null."""
