@@ -13,6 +13,7 @@ from rmsnorm_deploy.check.comparison import Comparison, is_whole_model
 from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.original import Original, narrowest_type
 from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
+from rmsnorm_deploy.check.site_check import check_sites
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.fusing.fuse import repaired
 from rmsnorm_deploy.model.graphs import nodes_of
@@ -105,6 +106,8 @@ def verify(
             + (f" ({runs.notes[0]})" if runs.notes else ""),
             "Verify where they run: with another onnxruntime, or on the models' own device.",
         )
+    sites, said = check_sites(before, after, sets[0][1], seed) if rtol is None and atol is None else ([], [])
+    notes += said
     notes += expected.notes + runs.notes + condition_of(after.proto).sentences
     if runs.kernels is not None and runs.kernels < result.fused_nodes:
         missing = result.fused_nodes - runs.kernels
@@ -115,6 +118,7 @@ def verify(
         kernel_nodes=runs.kernels,
         truth=expected.truth,
         notes=tuple(dict.fromkeys(notes)),
+        sites=tuple(sites),
     )
 
 
