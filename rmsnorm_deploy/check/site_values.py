@@ -11,12 +11,11 @@ from onnx import ModelProto, ValueInfoProto, helper
 from rmsnorm_deploy.check.exact import by_definition
 from rmsnorm_deploy.check.sites import Site
 from rmsnorm_deploy.model.cut import value_types
-from rmsnorm_deploy.op.dtypes import float_type
 from rmsnorm_deploy.run.inputs import Array, Feeds, is_float
 from rmsnorm_deploy.run.runnable import Runnable
 from rmsnorm_deploy.run.runner import Runner
 
-ROWS = ("normal", "near epsilon", "normal", "zero", "near epsilon", "huge", "constant", "normal", "below epsilon", "normal")
+ROWS = ("normal", "near epsilon", "normal", "zero", "near epsilon", "huge", "constant", "normal", "tiny", "normal")
 """The kinds of made rows, in turn."""
 _SIZES = {"normal": 1.0, "zero": 0.0, "constant": 0.75}
 _LEAST = 1e-12
@@ -57,7 +56,7 @@ def received(model: Runnable, sites: Iterable[Site], feeds: Feeds) -> Feeds:
     return direct | made
 
 
-def rows_of(site: Site, index: int, shape: tuple[int, ...]) -> list[str]:
+def _rows(index: int, shape: tuple[int, ...]) -> list[str]:
     """The kind of each made row of a value of this shape, in the ``index``-th set."""
     count = math.prod(shape[:-1])
     return [ROWS[(i + index * max(count, 1)) % len(ROWS)] for i in range(count)]
@@ -79,7 +78,7 @@ def made(site: Site, values: Feeds, index: int, seed: int) -> Feeds:
     """
     assert site.norm is not None
     shape = values[site.norm.x].shape
-    kinds = rows_of(site, index, shape)
+    kinds = _rows(index, shape)
     feeds = {}
     for number, name in enumerate(site.border):
         value = values[name]
@@ -89,7 +88,7 @@ def made(site: Site, values: Feeds, index: int, seed: int) -> Feeds:
         rng = np.random.default_rng((seed, index, number))
         largest = 2.0**13 if value.dtype.name == "float16" else 2.0**30
         rms = math.sqrt(max(site.norm.epsilon, _LEAST))
-        sizes = _SIZES | {"near epsilon": rms, "below epsilon": rms / 8, "huge": largest}
+        sizes = _SIZES | {"near epsilon": rms, "tiny": rms / 8, "huge": largest}
         rows = rng.standard_normal((len(kinds), shape[-1]))
         for i, kind in enumerate(kinds):
             rows[i] = sizes[kind] if kind == "constant" else rows[i] * sizes[kind]
@@ -102,6 +101,3 @@ def made(site: Site, values: Feeds, index: int, seed: int) -> Feeds:
 def kind_of(array: Array) -> int:
     """The element type of an array, as ONNX numbers them."""
     return int(helper.np_dtype_to_tensor_dtype(array.dtype))
-
-
-__all__ = ["ROWS", "float_type", "kind_of", "made", "received", "rows_of", "sets_needed"]

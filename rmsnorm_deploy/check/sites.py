@@ -123,7 +123,7 @@ def find_sites(original: ModelProto, fused: ModelProto, norms: Iterable[FusedNor
     before, after = Graph(original), Graph(fused)
     shared = frozenset(before.values & after.values)
     by_output = {n.output: n for n in norms if not n.scope}
-    places: dict[tuple[str, ...], None] = {}
+    places: dict[str, list[str]] = {}
     for node in after.nodes:
         if node.domain == DOMAIN:
             outputs = [v for o in node.output if o for v in after.down(o, shared)]
@@ -133,9 +133,10 @@ def find_sites(original: ModelProto, fused: ModelProto, norms: Iterable[FusedNor
                 for o in node.output
                 if o in by_output and o in before.makers and not _same(node, before.nodes[before.makers[o]])
             ]
+        first = next((o for o in outputs if o in by_output), outputs[0] if outputs else "")
         if outputs:
-            places[tuple(dict.fromkeys(outputs))] = None
-    return [_site(before, after, shared, outputs, by_output) for outputs in places]
+            places.setdefault(first, []).extend([first, *outputs])
+    return [_site(before, after, shared, tuple(dict.fromkeys(found)), by_output) for found in places.values()]
 
 
 def _site(
@@ -155,7 +156,9 @@ def _site(
         narrow = before.up(outputs, operands)
         if narrow.reads <= operands and (norm.x in narrow.reads):
             side, bordered = narrow, True
-    other = after.up(outputs, others | side.reads)
+    # a sum that one model computes by a node of its own, and the other inside its norm, is no border
+    within = frozenset(v for n in side.nodes for v in n.output)
+    other = after.up(outputs, (others - within) | side.reads)
     label = _label(norm.scale) if norm is not None else ""
     return Site(label or outputs[0], outputs, norm, side, other, bordered)
 
@@ -167,9 +170,8 @@ def _label(scale: str) -> str:
 
 
 def _same(a: NodeProto, b: NodeProto) -> bool:
-    return (
-        (a.op_type, a.domain, list(a.input)) == (b.op_type, b.domain, list(b.input))
-        and list(a.attribute) == list(b.attribute)
+    return (a.op_type, a.domain, list(a.input)) == (b.op_type, b.domain, list(b.input)) and list(a.attribute) == list(
+        b.attribute
     )
 
 

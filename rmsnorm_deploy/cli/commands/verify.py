@@ -24,9 +24,10 @@ def command(
     atol: Annotated[float | None, typer.Option("--atol", min=0, help="Absolute, per element, against A.")] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Compare the outputs of B with those of A.
+    """Compare the outputs of B with those of A, and every norm of B alone with its place in A.
 
-    The tolerance comes from a run of A in float64. The exit status is 1 if they differ.
+    The tolerance comes from a run of A in float64. A norm that differs is named, with what is probably wrong with it.
+    The exit status is 1 if anything differs.
     """
     from rmsnorm_deploy.check.verify import verify
 
@@ -44,6 +45,8 @@ def command(
         add_row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
     show(table)
     show("")
+    for site in result.sites:
+        show(str(site), style="" if site.passed else "red")
     show(
         "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
         + (result.truth or "-")
