@@ -13,7 +13,16 @@ from rmsnorm_deploy.check.original import Outcome
 from rmsnorm_deploy.check.result import OutputCheck
 from rmsnorm_deploy.check.ulp import row_ulp
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.op.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOAT_TYPES, SIXTEEN_BIT, FloatType, float_type
+from rmsnorm_deploy.op.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOAT_TYPES,
+    SIXTEEN_BIT,
+    FloatType,
+    float_type,
+)
 from rmsnorm_deploy.run.inputs import Array
 
 TOLERANCE_ULPS: dict[FloatType, tuple[float, float]] = {

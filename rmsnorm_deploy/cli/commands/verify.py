@@ -46,7 +46,7 @@ def command(
     show(table)
     show("")
     for site in result.sites:
-        show(str(site), style="" if site.passed else "red")
+        show(str(site), style=None if site.passed else "red")
     show(
         "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
         + (result.truth or "-")
