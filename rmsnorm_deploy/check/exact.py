@@ -19,6 +19,8 @@ from rmsnorm_deploy.run.runner import Runner
 NARROW = tuple(n for n in FLOAT_TYPES if n != FLOAT64.number)
 EVALUATOR_NODES = 200
 """The reference evaluator is slow; larger graphs are left to onnxruntime."""
+ONLY_WAY_NODES = 10_000
+"""The same where nothing else runs the model: onnxruntime's CPU provider lacks most bfloat16 kernels."""
 LARGEST_WEIGHTS = 512 * 2**20
 """float64 weights take up to four times the space; larger models are compared with the original only."""
 _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "scale_type", "output_type")

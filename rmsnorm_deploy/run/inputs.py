@@ -146,6 +146,23 @@ def load_inputs(path: str | Path, model: ModelProto) -> Feeds:
     return fit_inputs(arrays, model)
 
 
+def write_inputs(path: Path, feeds: Feeds) -> None:
+    """Write ``feeds`` to an ``.npz`` file that :func:`load_inputs` reads; bfloat16 as float32, which holds it exactly.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            arrays: dict[str, Any] = {
+                k: v.astype(np.float32) if v.dtype.name == "bfloat16" else v for k, v in feeds.items()
+            }
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", "Name a folder that can be written.") from error
+
+
 def fit_inputs(arrays: Mapping[str, Array], model: ModelProto) -> Feeds:
     """``arrays`` for exactly the inputs of ``model``, floats cast to the declared float type.
 

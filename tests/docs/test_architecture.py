@@ -49,8 +49,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp condition exact sites bench doctor original guess site_values comparison site_check
-    verify demo
+check: __init__ machine result ulp condition exact sites bench doctor original guess site_values comparison beginning
+    site_check verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert

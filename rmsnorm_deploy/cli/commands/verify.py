@@ -22,6 +22,9 @@ def command(
     seed: Seed = 0,
     rtol: Annotated[float | None, typer.Option("--rtol", min=0, help="Relative, per element, against A.")] = None,
     atol: Annotated[float | None, typer.Option("--atol", min=0, help="Absolute, per element, against A.")] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option("--save-inputs", metavar="DIR", help="Keep the inputs there, as .npz files.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Compare the outputs of B with those of A, and every norm of B alone with its place in A.
@@ -32,7 +35,14 @@ def command(
     from rmsnorm_deploy.check.verify import verify
 
     result = verify(
-        original, fused, inputs=load_inputs(inputs, original), shapes=shapes_of(shapes), seed=seed, rtol=rtol, atol=atol
+        original,
+        fused,
+        inputs=load_inputs(inputs, original),
+        shapes=shapes_of(shapes),
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        save_inputs=save_inputs,
     )
     if as_json:
         print_json(result.to_dict())
