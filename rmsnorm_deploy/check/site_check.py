@@ -29,7 +29,7 @@ ALIKE = 0.005
 """Of 16-bit elements, how many may differ in their last bit where two norms round at the same places: float32 sums in
 another order move a few results over a boundary. A rounding more or less moves a tenth of them and more."""
 READY_MADE = ("RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
-"""Norms of onnx and onnxruntime, which round where they do: in these forms the fuser says that they round less often."""
+"""Norms of onnx and onnxruntime, which round where they do: the fuser says where these forms round less often."""
 _LARGEST_MADE = 2**22
 """Elements of an X beyond which only what it really receives is compared."""
 

@@ -358,8 +358,8 @@ def test_the_faulty_norm_is_named_where_the_outputs_agree():
 def test_it_is_said_where_a_whole_model_begins_to_differ():
     path = next(p for p in SAMPLES if p.stem == "qwen3_float32")
     wrong = fused(path)
-    weight = next(t for t in wrong.graph.initializer if t.name == "val_119")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.5), weight.name))
+    weight = next(t for t in wrong.graph.initializer if t.name == "val_108")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(-3), weight.name))
     result = verify(path, wrong, library=False)
     assert not result.passed
     assert result.first_fault is None
