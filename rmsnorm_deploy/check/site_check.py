@@ -53,6 +53,14 @@ def check_sites(before: Runnable, after: Runnable, feeds: Feeds, seed: int = 0) 
     )
     if inside:
         notes.append(f"{inside} norms in subgraphs were compared by the model's outputs only")
+    placed = [s for s in sites if s.norm is not None]
+    if len(placed) < len(sites):
+        # such as a LayerNorm that was converted, with other values before and behind it
+        notes.append(
+            f"{len(sites) - len(placed)} norms stand where the original has no RMSNorm, and were compared by the "
+            "model's outputs only"
+        )
+    sites = placed
     if not sites:
         return [], notes
     try:
@@ -97,8 +105,8 @@ class _Checker:
         for key, site in keyed.items():
             real = {v: self._values[v] for v in site.border}
             rounds[key] = [real]
-            if site.bordered and site.norm is not None and real[site.norm.x].size:
-                x = real[site.norm.x]
+            if site.bordered and site.norm is not None and real[site.x].size:
+                x = real[site.x]
                 sets = sets_needed(x.shape) if x.size <= _LARGEST_MADE else 0
                 rounds[key] += [made(site, real, i, self._seed) for i in range(sets)]
         return rounds

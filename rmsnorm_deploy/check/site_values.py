@@ -77,7 +77,7 @@ def made(site: Site, values: Feeds, index: int, seed: int) -> Feeds:
         seed: of the generator.
     """
     assert site.norm is not None
-    shape = values[site.norm.x].shape
+    shape = values[site.x].shape
     kinds = _rows(index, shape)
     feeds = {}
     for number, name in enumerate(site.border):
@@ -92,7 +92,7 @@ def made(site: Site, values: Feeds, index: int, seed: int) -> Feeds:
         rows = rng.standard_normal((len(kinds), shape[-1]))
         for i, kind in enumerate(kinds):
             rows[i] = sizes[kind] if kind == "constant" else rows[i] * sizes[kind]
-            if name != site.norm.x:
+            if name != site.x:
                 rows[i] /= 2
         feeds[name] = rows.reshape(shape).astype(value.dtype)
     return feeds

@@ -42,6 +42,7 @@ class Site:
         original: the part of the original.
         fused: the part of the fused model.
         bordered: the cut is at the norm's own operands, which may then have any values.
+        x: the value at the border that is normalised; "" where none is known.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Site:
     original: Side
     fused: Side
     bordered: bool
+    x: str
 
     @property
     def border(self) -> list[str]:
@@ -159,8 +161,16 @@ def _site(
     # a sum that one model computes by a node of its own, and the other inside its norm, is no border
     within = frozenset(v for n in side.nodes for v in n.output)
     other = after.up(outputs, (others - within) | side.reads)
+    x = norm.x if norm is not None else ""
+    if bordered and not other.reads <= side.reads:
+        # the fused norm may read what the original only makes of its X, by a cast to the same type
+        near = after.up(outputs, others)
+        again = before.up(outputs, near.reads)
+        own_x = next((n.input[0] for n in reversed(near.nodes) if n.domain == DOMAIN), "")
+        if again.reads <= near.reads and own_x in again.reads:
+            side, other, x = again, near, own_x
     label = _label(norm.scale) if norm is not None else ""
-    return Site(label or outputs[0], outputs, norm, side, other, bordered)
+    return Site(label or outputs[0], outputs, norm, side, other, bordered, x)
 
 
 def _label(scale: str) -> str:
