@@ -49,7 +49,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
+check: __init__ machine result ulp condition exact sites bench doctor original guess site_values comparison beginning
+    site_check verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
@@ -61,8 +62,8 @@ op: dtypes versions retyping definition formula naming reference schema traces b
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
-run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
-    session
+run: __init__ binary decoder devices imports inputs nvidia ort runnable traces toolchain library providers registering
+    runner session
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
