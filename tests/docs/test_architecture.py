@@ -49,7 +49,7 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp condition exact sites bench doctor original guess site_values comparison beginning
+check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
     site_check verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
@@ -62,7 +62,7 @@ op: dtypes versions retyping definition formula naming reference schema traces b
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
-run: __init__ binary decoder devices imports inputs nvidia ort runnable traces toolchain library providers registering
+run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
