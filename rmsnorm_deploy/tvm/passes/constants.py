@@ -21,7 +21,7 @@ How it lies is a :class:`Laid`, as text, or nothing for as it is."""
 LARGE = 1 << 16
 """Bytes from which on a constant becomes an argument whoever reads it: else TVM would calculate what can be calculated
 from it, and a weight of 16 or 8 bits would lie in the folder in 32."""
-LEAST = 32
+LEAST = 48
 """Columns from which on a panel is worth its zeros."""
 FLOATS = ("float32", "float16", "bfloat16")
 

@@ -28,7 +28,7 @@ def scheduled(function: Any) -> Any | None:
     """The kernel with a schedule; None where it has sums, or something that is not known here."""
     schedule = s_tir.Schedule(function)
     blocks = _blocks(schedule)
-    if not blocks or not all(_plain(schedule, b) for b in blocks):
+    if not blocks or not all(_plain(schedule, b) for b in blocks) or any(_empty(schedule, b) for b in blocks):
         return None
     results = set(function.params)
     kept = []
@@ -66,6 +66,12 @@ def _plain(schedule: Any, block: Any) -> bool:
         and all(i.same_as(v.var) for i, v in zip(body.body.indices, body.iter_vars, strict=True))
         and len(schedule.get_loops(block)) == len(body.iter_vars)
     )
+
+
+def _empty(schedule: Any, block: Any) -> bool:
+    """Whether it is known to have nothing to do."""
+    extents = [v.dom.extent for v in schedule.get(block).iter_vars]
+    return any(isinstance(e, tirx.IntImm) and int(e) == 0 for e in extents)
 
 
 def _of_result(schedule: Any, block: Any) -> Any:
