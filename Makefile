@@ -63,7 +63,7 @@ format: venv
 
 # Whole files go to two workers, in the order of tests/conftest.py.
 unit: venv
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 
 # Executions of each kind; the suite runs a few hundred with a fixed seed. What is found goes to build/fuzz.
 FUZZ_SEED    ?= 1

@@ -79,16 +79,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(("kind", "known"), [("float32", True), ("float32", False), ("float16", True)])
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_softmax(tmp_path, op, kind, known):
-    nodes = [(op, [f"x{i}"], f"y{i}", {"axis": axis}) for i, (_, axis) in enumerate(SHAPES)]
-    feeds = {f"x{i}": random(*shape, kind=kind, seed=i) for i, (shape, _) in enumerate(SHAPES)}
+    # a kernel for any size takes several times as long to compile
+    shapes = SHAPES if known else SHAPES[:6]
+    nodes = [(op, [f"x{i}"], f"y{i}", {"axis": axis}) for i, (_, axis) in enumerate(shapes)]
+    feeds = {f"x{i}": random(*shape, kind=kind, seed=i) for i, (shape, _) in enumerate(shapes)}
     sizes = {name: x.shape if known else [f"{name}_{i}" for i in range(x.ndim)] for name, x in feeds.items()}
-    results = [f"y{i}" for i in range(len(SHAPES))]
+    results = [f"y{i}" for i in range(len(shapes))]
     got, others, text = computed(model_of(nodes, sizes, kind=kind, results=results), tmp_path, feeds)
-    for i, (_, axis) in enumerate(SHAPES):
+    for i, (_, axis) in enumerate(shapes):
         assert_as_exact(got[f"y{i}"], others[f"y{i}"], softmax(feeds[f"x{i}"], axis, op == "LogSoftmax"))
     assert text.count("softmax_") >= 2
     assert "cast" not in text  # the kernels read and write 16 bits themselves
@@ -167,7 +168,8 @@ FOLDED = [
 @pytest.mark.parametrize("ops", [list(EXACT)[:3], list(EXACT)[3:]])
 def test_sums_and_extremes(tmp_path, ops, kind, known):
     nodes, feeds, weights, exact = [], {}, {}, {}
-    for i, (op, (shape, axes)) in enumerate((op, case) for op in ops for case in FOLDED):
+    cases = FOLDED if known else FOLDED[1::2]  # a kernel for any size takes several times as long to compile
+    for i, (op, (shape, axes)) in enumerate((op, case) for op in ops for case in cases):
         feeds[f"x{i}"] = random(*shape, kind=kind, seed=i) + np.asarray(1, kind)
         weights[f"a{i}"] = np.asarray(axes or (), np.int64)
         nodes.append((op, [f"x{i}", f"a{i}"], f"y{i}", {"keepdims": i % 2}))
