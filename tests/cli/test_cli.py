@@ -29,18 +29,6 @@ ESCAPE = "\x1b"
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def fails(run):
     """Runs it and checks the shape of an error: the status, an error line, a hint line, nothing else."""
 

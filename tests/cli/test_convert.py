@@ -8,21 +8,8 @@ import pytest
 from onnx import TensorProto
 
 import rmsnorm_deploy
-from rmsnorm_deploy.cli import app as cli
 from rmsnorm_deploy.converting.centring import centred
 from tests.support.streams import TOKENS, D, Streams, layer_norms
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
