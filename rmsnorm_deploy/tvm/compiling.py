@@ -208,7 +208,7 @@ takes seconds for them.
 
 def _mode(module: Any) -> str:
     """How TVM's virtual machine runs ``main``."""
-    main = next(f for v, f in module.functions_items() if v.name_hint == "main")
+    main = module[module.get_global_var("main")]
     steps = sum(len(block.bindings) for block in main.body.blocks)
     return "compiled" if steps <= _MOST_COMPILED else "bytecode"
 

@@ -115,7 +115,7 @@ class _Lifting(relax.PyExprMutator):  # type: ignore[misc]
         self.seen: dict[Any, Any] = {}
 
     def run(self) -> Any:
-        main = next(v for v, _ in self.module.functions_items() if v.name_hint == "main")
+        main = self.module.get_global_var("main")
         function = self.module[main]
         body = self.visit_expr(function.body)
         if self.values:

@@ -55,7 +55,7 @@ class _Lifting(relax.PyExprMutator):  # type: ignore[misc]
         self.before = arguments_of(module)
 
     def run(self) -> Any:
-        main = next(v for v, _ in self.module.functions_items() if v.name_hint == "main")
+        main = self.module.get_global_var("main")
         function = self.visit_expr(self.module[main])
         if not self.found:
             return self.module

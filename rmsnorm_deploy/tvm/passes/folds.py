@@ -22,7 +22,7 @@ def fold_constants(module: Any) -> Any:
     A weight stays what the model has where its result would be larger, or would be there beside it because somebody
     else reads it; and where the result is only another view of it.
     """
-    main = next(v for v, _ in module.functions_items() if v.name_hint == "main")
+    main = module.get_global_var("main")
     kept = _kept(module, module[main])
     if not kept:
         return relax.transform.FoldConstant()(module)
