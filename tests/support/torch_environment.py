@@ -32,8 +32,7 @@ def run_with_torch(command, cwd=ROOT, folder=PLAIN):
     done = subprocess.run(
         [python, "-W", "ignore", *map(str, command)],
         cwd=cwd,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "RMSNORM_DEPLOY_LIBRARY": str(library_path())},
+        env=os.environ | library,
         capture_output=True,
         text=True,
         check=False,

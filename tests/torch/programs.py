@@ -40,9 +40,9 @@ class Functional(torch.nn.Module):
         super().__init__()
         self.dtype = getattr(torch, dtype)
         self.io = torch.float64 if dtype == "float64" else torch.float32
-        for call, (shape, weight, _) in CALLS.items():
+        for i, (call, (shape, weight, _)) in enumerate(CALLS.items()):
             own = self.dtype if weight is True else getattr(torch, str(weight), None)
-            values = torch.linspace(0.5, 1.5, int(np.prod(shape))).reshape(shape)
+            values = torch.linspace(0.5 + i / 8, 1.5, int(np.prod(shape))).reshape(shape)  # no two are the same norm
             setattr(self, call, torch.nn.Parameter(values.to(own)) if weight else None)
 
     def forward(self, x):
