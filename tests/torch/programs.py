@@ -69,6 +69,26 @@ class Operators(torch.nn.Module):
         return y.to(torch.float32)
 
 
+class Dynamic(torch.nn.Module):
+    """A size that is known only when the model runs is normalised."""
+
+    def forward(self, x, weight):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight=weight, eps=1e-3) + torch.nn.functional.rms_norm(
+            x, x.shape[-2:]
+        )
+
+
+class Branch(torch.nn.Module):
+    """A norm in a branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(8)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, self.norm, lambda x: x * 2, (x,))
+
+
 class Written(torch.nn.Module):
     """A residual block with one norm of PyTorch's and one written out."""
 
@@ -159,6 +179,9 @@ def eager(folder):
             torch.from_numpy(rng.standard_normal(8 if n in ("scale", "bias") else (2, 8))).requires_grad_()
             for n in op.inputs
         ]
+        arguments = tuple(torch.ones(8 if n in ("scale", "bias") else (2, 8)) for n in op.inputs)
+        checked = torch.library.opcheck(function.default, arguments, attributes_of(op))
+        found[f"{op.value} checks"] = sorted(set(checked.values()))
         good = torch.autograd.gradcheck(lambda *x, f=function, op=op: f(*x, **attributes_of(op)), inputs)
         found[f"{op.value} gradients"] = bool(good)
     return found
@@ -191,6 +214,13 @@ def whole(folder):
     _, report = rt.export(module, (x,), path, dynamic_shapes=({1: tokens},), input_names=["hidden"])
     longer = torch.from_numpy(np.random.default_rng(1).standard_normal((3, 9, 8))).float()
     standard, _ = rt.export(module, (x,), form="onnx")
+    size = torch.export.Dim("size", min=2, max=64)
+    weight = torch.linspace(0.5, 1.5, 8)
+    kinds = {
+        "dynamic": rt.export(Dynamic(), (x, weight), dynamic_shapes=({2: size}, {0: size}))[1],
+        "branch": rt.export(Branch().eval(), (x,))[1],
+        "program": rt.export(torch.export.export(module, (x,)))[1],
+    }
     refused = {}
     for name, arguments in {
         "exists": {"path": path},
@@ -212,6 +242,7 @@ def whole(folder):
         "summary": report.summary(),
         "difference": far(run(path.read_bytes(), longer)[0], module(longer), "float32"),
         "onnx": [n.op_type for n in standard.graph if n.op_type == "RMSNormalization"],
+        "kinds": {name: report.summary() for name, report in kinds.items()},
         "refused": refused,
     }
 

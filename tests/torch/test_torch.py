@@ -67,6 +67,7 @@ def test_an_operator_computes_what_the_reference_says(found, op):
     assert made[f"{op.value} float16"] <= 0.6, "rounded once, at the end"
     assert made[f"{op.value} float64"] <= 4
     assert made[f"{op.value} gradients"]
+    assert made[f"{op.value} checks"] == ["SUCCESS"], "PyTorch's own checks of operators"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -84,6 +85,7 @@ def test_export_writes_a_file_in_which_every_norm_is_fused(found):
     assert made["summary"] == "fused 2 of 2"
     assert made["difference"] <= 8
     assert len(made["onnx"]) == 2
+    assert made["kinds"] == {"dynamic": "fused 2 of 2", "branch": "fused 1 of 1", "program": "fused 2 of 2"}
 
 
 @pytest.mark.parametrize("what", ["exists", "form", "dynamo", "f", "integers"])
