@@ -37,7 +37,7 @@ class QuantisedWriter(Writer):
         blocks = inputs // BLOCK
         packed = self._random.integers(0, 256, (outputs, blocks, BLOCK // 2), np.uint8)
         scales = np.full(outputs * blocks, 0.2 / np.sqrt(inputs), np.float32)
-        sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK}
+        sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
         return self.op("MatMulNBits", x, self.raw(packed), self.raw(scales), domain=MICROSOFT, **sizes)
 
     def norm(self, x: str, size: int) -> str:

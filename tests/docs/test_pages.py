@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tests.docs import reference
+from tests.docs.charts import CHARTS, drawn, rows
 from tests.docs.pages import INDEX, OTHERS, PAGES, README, ROOT, anchors, links, named, resolved
 
 
@@ -46,6 +47,17 @@ def test_the_readme_fits_on_a_screen():
 def test_a_page_that_is_made_from_the_code_is_up_to_date(name):
     made = reference.PAGES[name]()
     assert (reference.FOLDER / name).read_text() == made, "run: python -m tests.docs.reference"
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda c: c.image)
+def test_a_chart_shows_the_numbers_of_its_table(chart):
+    shown = (ROOT / chart.image).read_text()
+    assert shown == drawn(chart), "run: python -m tests.docs.reference"
+    numbers = [f">{number:g}<" for _, numbers in rows(chart) for number in numbers]
+    assert numbers
+    assert all(number in shown for number in numbers)
+    image = f"](../images/{chart.image.rpartition('/')[2]})"
+    assert image in (ROOT / chart.page).read_text(), "the page shows its chart"
 
 
 def test_every_error_and_no_other_has_an_exit_code():
