@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+import rmsnorm_deploy
 from tests.docs import reference
 from tests.docs.charts import CHARTS, drawn, rows
 from tests.docs.pages import INDEX, OTHERS, PAGES, README, ROOT, anchors, links, named, resolved
@@ -41,6 +42,17 @@ def test_the_readme_fits_on_a_screen():
     lines = README.read_text().splitlines()
     assert len(lines) <= 60, "the rest has a page of its own in docs/"
     assert "1 to 6 %" in README.read_text(), "what a whole model gains is said at once"
+
+
+def test_the_readme_says_what_becomes_of_the_samples():
+    shown = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", README.read_text(), re.MULTILINE)
+    models = sorted((ROOT / "samples" / "models").glob("*.onnx"))
+    assert [name for name, *_ in shown] == [path.stem for path in models]
+    for (_, *numbers), path in zip(shown, models, strict=True):
+        _, report = rmsnorm_deploy.fuse(path)
+        norms = len(report.fused) + len(report.near_misses)
+        nodes = [sum(ops.values()) for ops in (report.ops_before, report.ops_after)]
+        assert [norms, len(report.fused), *nodes] == [int(n) for n in numbers], path.stem
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
