@@ -26,6 +26,9 @@ LONGEST, BLOCK, MICROSOFT = 4096, 32, "com.microsoft"
 class QuantisedWriter(Writer):
     """A writer that also knows onnxruntime's operators."""
 
+    accuracy_level = 4
+    """Of products: 4 rounds what they multiply to 8 bits, as deployed models do; 0 keeps float32."""
+
     def raw(self, value: np.ndarray[Any, Any]) -> str:
         """A constant of its own type."""
         name = f"quantised_{len(self.weights)}"
@@ -37,7 +40,7 @@ class QuantisedWriter(Writer):
         blocks = inputs // BLOCK
         packed = self._random.integers(0, 256, (outputs, blocks, BLOCK // 2), np.uint8)
         scales = np.full(outputs * blocks, 0.2 / np.sqrt(inputs), np.float32)
-        sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK}
+        sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK, "accuracy_level": self.accuracy_level}
         return self.op("MatMulNBits", x, self.raw(packed), self.raw(scales), domain=MICROSOFT, **sizes)
 
     def norm(self, x: str, size: int) -> str:
@@ -52,9 +55,10 @@ class QuantisedWriter(Writer):
         return self.op("Reshape", self.norm(split, SIZE), self.ints(0, 0, count * SIZE))
 
 
-def qwen3_int4(layers: int = LAYERS, vocabulary: int = VOCABULARY) -> ModelProto:
+def qwen3_int4(layers: int = LAYERS, vocabulary: int = VOCABULARY, accuracy_level: int = 4) -> ModelProto:
     """A batch of 1, any number of tokens, and a cache of any number before them."""
     w = QuantisedWriter("float32")
+    w.accuracy_level = accuracy_level
     op = w.op
     x = w.input("inputs_embeds", (1, "tokens", HIDDEN))
     shape = (1, GROUPS, "past", SIZE)

@@ -27,6 +27,7 @@ from rmsnorm_deploy.op import DOMAIN, MIN_OPSET, Op, definition
 from rmsnorm_deploy.op.definition import OPERANDS, attributes_of
 from rmsnorm_deploy.op.dtypes import TYPES
 from rmsnorm_deploy.op.versions import VERSIONS
+from tests.docs.charts import CHARTS, drawn
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -320,6 +321,11 @@ PAGES = {"operators.md": operators, "command-line.md": command_line, "python.md"
 
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
+    for chart in CHARTS:
+        image = ROOT / chart.image
+        image.parent.mkdir(exist_ok=True)
+        image.write_text(drawn(chart))
+        sys.stdout.write(f"{image}\n")
     for name, make in PAGES.items():
         (FOLDER / name).write_text(make())
         sys.stdout.write(f"{FOLDER / name}\n")

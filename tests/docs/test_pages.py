@@ -5,7 +5,9 @@ import subprocess
 
 import pytest
 
+import rmsnorm_deploy
 from tests.docs import reference
+from tests.docs.charts import CHARTS, drawn, rows
 from tests.docs.pages import INDEX, OTHERS, PAGES, README, ROOT, anchors, links, named, resolved
 
 
@@ -42,10 +44,32 @@ def test_the_readme_fits_on_a_screen():
     assert "1 to 6 %" in README.read_text(), "what a whole model gains is said at once"
 
 
+def test_the_readme_says_what_becomes_of_the_samples():
+    shown = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", README.read_text(), re.MULTILINE)
+    models = sorted((ROOT / "samples" / "models").glob("*.onnx"))
+    assert [name for name, *_ in shown] == [path.stem for path in models]
+    for (_, *numbers), path in zip(shown, models, strict=True):
+        _, report = rmsnorm_deploy.fuse(path)
+        norms = len(report.fused) + len(report.near_misses)
+        nodes = [sum(ops.values()) for ops in (report.ops_before, report.ops_after)]
+        assert [norms, len(report.fused), *nodes] == [int(n) for n in numbers], path.stem
+
+
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_a_page_that_is_made_from_the_code_is_up_to_date(name):
     made = reference.PAGES[name]()
     assert (reference.FOLDER / name).read_text() == made, "run: python -m tests.docs.reference"
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda c: c.image)
+def test_a_chart_shows_the_numbers_of_its_table(chart):
+    shown = (ROOT / chart.image).read_text()
+    assert shown == drawn(chart), "run: python -m tests.docs.reference"
+    numbers = [f">{number:g}<" for _, numbers in rows(chart) for number in numbers]
+    assert numbers
+    assert all(number in shown for number in numbers)
+    image = f"](../images/{chart.image.rpartition('/')[2]})"
+    assert image in (ROOT / chart.page).read_text(), "the page shows its chart"
 
 
 def test_every_error_and_no_other_has_an_exit_code():
