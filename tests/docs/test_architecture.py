@@ -54,11 +54,11 @@ check: __init__ sites ulp machine result condition exact guess bench doctor orig
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
-fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
-    forms/* plan apply prepare fuse pass_ unfuse
+fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms provenance
+    trailing mending forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
     commit cut sound made load weights validity opset save
-op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
+op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
@@ -126,7 +126,8 @@ def imported(path):
             base = node.module.replace(".", "/").removeprefix("rmsnorm_deploy").lstrip("/")
             for alias in node.names:
                 inner = f"{base}/{alias.name}".lstrip("/")
-                found.add(inner if inner in NAMES else base)
+                if inner != "__version__":  # anybody may say which release this is
+                    found.add(inner if inner in NAMES else base)
         elif isinstance(node, ast.Import):
             found |= {
                 a.name.replace(".", "/").removeprefix("rmsnorm_deploy/") for a in node.names if "rmsnorm_d" in a.name

@@ -27,6 +27,8 @@ def command(
 ) -> None:
     """Say what would be fused, and what not and why."""
     from rmsnorm_deploy.fusing.fuse import fuse
+    from rmsnorm_deploy.op import Op
+    from rmsnorm_deploy.op.words import meaning
 
     _, report = fuse(model, form=op or form, dry_run=True)
     fused, missed = list(report.fused), list(report.missed)
@@ -64,6 +66,8 @@ def command(
     if hidden and site is None:
         others = "1 other reduction is" if hidden == 1 else f"{hidden} other reductions are"
         show(f"{others} no RMSNorm (--all says why)")
+    if any(f.op == Op.GENERAL_RMS_NORM.value for f in fused):
+        show(f"{Op.GENERAL_RMS_NORM.value}: {meaning(Op.GENERAL_RMS_NORM)}")
     show(outcome(report).replace(" (run explain)", ""))
     for warning in report.warnings:
         say(f"warning: {warning}")
