@@ -66,7 +66,7 @@ def splice(
 
 
 def _metadata(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Give ``proto`` the metadata of ``model`` where they differ; entries that do not stay as they are, and in order."""
+    """Give ``proto`` the metadata of ``model``; entries that do not differ stay where they are."""
     there = {p.key for p in proto.metadata_props}
     for i in reversed(range(len(proto.metadata_props))):
         if proto.metadata_props[i].key not in model.metadata_props:

@@ -27,6 +27,7 @@ ROOMS = {
     "recognise": {"model", "op"},
     "converting": {"errors", "fusing", "installed", "model", "op", "recognise"},
     "fusing": {"errors", "installed", "model", "op", "recognise"},
+    "report": {"check", "errors", "fusing", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "installed", "model", "op", "run"},
     "tvm": {"check", "errors", "fusing", "model", "op", "run"},
@@ -62,6 +63,7 @@ op: dtypes versions retyping definition formula naming reference schema traces w
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
+report: __init__ text layout drawing style markup values neighbourhood content chart words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
 tvm: steps compiling __init__
