@@ -30,6 +30,8 @@ def page(content: Content) -> str:
         _operators(content),
         _made_by(content),
     ]
+    found = words.verdict(content)
+    checked = f"; {verdict(found[0], '', yes='verified', no='verification failed')}" if found is not None else ""
     date = f'<p class="soft">{escaped(content.date)}</p>' if content.date else ""
     return "\n".join(
         [
@@ -38,7 +40,7 @@ def page(content: Content) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>",
             f"<h1>RMSNorm report: {isolated(content.name)}</h1>",
-            f"<p>{escaped(content.fusion.summary(), 400)}</p>{date}\n</header>\n<main>",
+            f"<p>{escaped(content.fusion.summary(), 400)}{checked}</p>{date}\n</header>\n<main>",
             *(s for s in sections if s),
             "</main>\n</body>\n</html>\n",
         ]

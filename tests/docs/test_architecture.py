@@ -52,7 +52,7 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
     site_check verify demo
-cli: signals streams commands options outcome printing tree writing app commands/* __init__
+cli: signals streams commands options outcome printing reporting tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms provenance
