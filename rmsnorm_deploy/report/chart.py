@@ -9,6 +9,8 @@ from rmsnorm_deploy.report.text import cells, escaped, visible
 _WIDTH = 340.0
 _BAR = 18.0
 _LINE = 18.0
+_ROOM = 3.0
+"""Of the larger middle: so much the scale shows at most."""
 
 
 def chart(comparison: Comparison, name: str) -> str:
@@ -19,7 +21,8 @@ def chart(comparison: Comparison, name: str) -> str:
         name: begins every id in it; no other drawing of the page has it.
     """
     sides = (("before", comparison.before), ("after", comparison.after))
-    most = max((t.p90 for _, t in sides), default=0.0) or 1.0
+    # one run in ten may have been interrupted for long, which says nothing and would leave no room for the rest
+    most = min(max(t.p90 for _, t in sides), _ROOM * max(t.median for _, t in sides)) or 1.0
     full = _WIDTH - 2.0
     parts, y = [], 0.0
     for kind, timing in sides:
@@ -27,13 +30,14 @@ def chart(comparison: Comparison, name: str) -> str:
         length = f'textLength="{cells(words) * CELL:.1f}" lengthAdjust="spacingAndGlyphs"'
         parts.append(f'<text x="1" y="{y + 13:.1f}" {length}>{escaped(words)}</text>')
         y += _LINE
-        left, right = (1 + full * v / most for v in (timing.p10, timing.p90))
+        left, right = (1 + full * min(v / most, 1) for v in (timing.p10, timing.p90))
+        # an open end: there is more than there is room for
+        end = f"M{right:.1f} {y + _BAR / 2 - 4:.1f}v8" if timing.p90 <= most else ""
         middle = y + _BAR / 2
         width = max(full * timing.median / most, 1)
         parts.append(f'<rect class="{kind}" x="1" y="{y:.1f}" width="{width:.1f}" height="{_BAR:.1f}"/>')
         parts.append(
-            f'<path class="spread" d="M{left:.1f} {middle:.1f}H{right:.1f}M{left:.1f} {middle - 4:.1f}v8'
-            f'M{right:.1f} {middle - 4:.1f}v8"/>'
+            f'<path class="spread" d="M{left:.1f} {middle:.1f}H{right:.1f}M{left:.1f} {middle - 4:.1f}v8{end}"/>'
         )
         y += _BAR + 8
     said = "; ".join(

@@ -40,7 +40,7 @@ def page(content: Content) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>",
             f"<h1>RMSNorm report: {isolated(content.name)}</h1>",
-            f"<p>{escaped(content.fusion.summary(), 400)}{checked}</p>{date}\n</header>\n<main>",
+            f"<p>{escaped(words.headline(content.fusion), 400)}{checked}</p>{date}\n</header>\n<main>",
             *(s for s in sections if s),
             "</main>\n</body>\n</html>\n",
         ]
@@ -115,7 +115,8 @@ def _speed(content: Content) -> str:
         figures.append(
             f"<figure><h3>{escaped(c.what.capitalize())}: {c.ratio:.2f} times as fast</h3>{chart(c, f'chart{i + 1}')}"
             f"<figcaption>{escaped(c.detail, 600)}; against {escaped(c.baseline)}. Of ten turns, eight gave "
-            f"{c.ratio_p10:.2f} to {c.ratio_p90:.2f} times. The line over a bar goes over eight of ten runs."
+            f"{c.ratio_p10:.2f} to {c.ratio_p90:.2f} times. A line over a bar goes over eight of ten runs; without "
+            "an end, it goes on."
             "</figcaption></figure>"
         )
         lines += [
@@ -142,7 +143,7 @@ def _speed(content: Content) -> str:
 def _norms(content: Content) -> str:
     fusion = content.fusion
     if not content.rows:
-        return section("norms", "Norms", f"<p>{escaped(fusion.summary(), 400)}</p>")
+        return section("norms", "Norms", f"<p>{escaped(words.headline(fusion), 400)}</p>")
     verified, timed = content.verification is not None, any(r.time for r in content.rows)
     heads = ["no.", "place", "operator", "attributes", "spelling"]
     heads += ["error of the original", "error fused"] if verified else []

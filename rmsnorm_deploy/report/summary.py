@@ -16,7 +16,7 @@ _MOST_LINES = 20
 def summary(content: Content) -> str:
     """The summary. Equal contents give equal texts; a platform's limit on the length of a comment is far away."""
     fusion = content.fusion
-    lines = [f"## RMSNorm report: {code(content.name)}", "", sentence(fusion.summary())]
+    lines = [f"## RMSNorm report: {code(content.name)}", "", sentence(words.headline(fusion))]
     lines += ["", sentence(content.date)] if content.date else []
     lines += _table(("", ""), ([k, code(v)] for k, v in words.counts(content)))
     if fusion.warnings:

@@ -78,6 +78,11 @@ def counts(content: Content) -> list[tuple[str, str]]:
     return [*found, ("form", fusion.form), ("ai.onnx opset", str(fusion.opset))]
 
 
+def headline(fusion: FusionReport) -> str:
+    """What was done, in one line."""
+    return fusion.summary().replace(" (run explain)", "")
+
+
 def changed(fusion: FusionReport) -> list[tuple[str, int, int]]:
     """The operators of which there are more or fewer than before: name, before, after."""
     names = sorted({*fusion.ops_before, *fusion.ops_after})
