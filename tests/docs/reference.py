@@ -16,6 +16,7 @@ import textwrap
 import typing
 from pathlib import Path
 
+import typer
 from onnx import AttributeProto
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -133,6 +134,8 @@ def parameters(command):
     """What a command takes, as its function says: how it is written, what is said of it, and its default."""
     hints = typing.get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
+        if hints[name] is typer.Context:
+            continue
         info = next(m for m in typing.get_args(hints[name]) if isinstance(m, (ArgumentInfo, OptionInfo)))
         kind = typing.get_args(hints[name])[0]
         if isinstance(info, ArgumentInfo):
