@@ -133,7 +133,9 @@ def parameters(command):
     """What a command takes, as its function says: how it is written, what is said of it, and its default."""
     hints = typing.get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        info = next(m for m in typing.get_args(hints[name]) if isinstance(m, (ArgumentInfo, OptionInfo)))
+        info = next((m for m in typing.get_args(hints[name]) if isinstance(m, (ArgumentInfo, OptionInfo))), None)
+        if info is None:  # what typer itself gives, such as its context
+            continue
         kind = typing.get_args(hints[name])[0]
         if isinstance(info, ArgumentInfo):
             label = info.metavar or name.upper()

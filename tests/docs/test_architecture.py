@@ -27,6 +27,7 @@ ROOMS = {
     "recognise": {"model", "op"},
     "converting": {"errors", "fusing", "installed", "model", "op", "recognise"},
     "fusing": {"errors", "installed", "model", "op", "recognise"},
+    "report": {"check", "errors", "fusing", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "installed", "model", "op", "run"},
     "torch": {"errors", "fusing", "model", "op"},
@@ -52,17 +53,18 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
     site_check verify demo
-cli: signals streams commands options outcome printing tree writing app commands/* __init__
+cli: signals streams commands options outcome printing reporting tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
-fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
-    forms/* plan apply prepare fuse pass_ unfuse
+fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms provenance
+    trailing mending forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
     commit cut sound made load weights validity opset save
-op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
+op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
+report: __init__ text layout drawing style markup values neighbourhood content chart words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
 torch: naming eager operators translating exporting __init__
@@ -128,7 +130,8 @@ def imported(path):
             base = node.module.replace(".", "/").removeprefix("rmsnorm_deploy").lstrip("/")
             for alias in node.names:
                 inner = f"{base}/{alias.name}".lstrip("/")
-                found.add(inner if inner in NAMES else base)
+                if inner != "__version__":  # anybody may say which release this is
+                    found.add(inner if inner in NAMES else base)
         elif isinstance(node, ast.Import):
             found |= {
                 a.name.replace(".", "/").removeprefix("rmsnorm_deploy/") for a in node.names if "rmsnorm_d" in a.name
