@@ -123,7 +123,7 @@ gpu-check:
 # The pages as a site in build/site; what is made from the code is made first.
 docs: venv .venvs/docs/ready
 	$(BIN)/python -m tests.docs.reference
-	.venvs/docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict --quiet
 
 # Without mkdocs the site is not built, and the test of it says so.
 .venvs/docs/ready:

@@ -24,6 +24,7 @@ SAMPLES = ROOT / "samples"
 ELSEWHERE = {
     "docs/how-to/convert.md": "tests/docs/test_convert_page.py",
     "docs/how-to/pipelines.md": "tests/benchmarks/test_pipelines.py",
+    "docs/how-to/report.md": "tests/docs/test_report_page.py",
 }
 """Pages whose code has a test of its own, which also says what comes out."""
 TORCH = {"docs/how-to/pytorch.md"}
