@@ -144,7 +144,7 @@ def _norms(content: Content) -> str:
     fusion = content.fusion
     if not content.rows:
         return section("norms", "Norms", f"<p>{escaped(words.headline(fusion), 400)}</p>")
-    verified, timed = content.verification is not None, any(r.time for r in content.rows)
+    verified, timed = content.verification is not None, any(r.timed for r in content.rows)
     heads = ["no.", "place", "operator", "attributes", "spelling"]
     heads += ["error of the original", "error fused"] if verified else []
     heads += ["time"] if timed else []

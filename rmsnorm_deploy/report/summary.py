@@ -63,7 +63,7 @@ def _speed(content: Content) -> list[str]:
 def _norms(content: Content) -> list[str]:
     if not content.rows:
         return []
-    verified, timed = content.verification is not None, any(r.time for r in content.rows)
+    verified, timed = content.verification is not None, any(r.timed for r in content.rows)
     heads = ["norm", "operator", "attributes", "spelling"]
     heads += ["error before, ULP", "after, ULP"] if verified else []
     heads += ["time"] if timed else []

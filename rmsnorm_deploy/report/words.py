@@ -54,8 +54,11 @@ def fault(check: SiteCheck) -> str:
 
 
 def time(row: Row) -> str:
-    """The time before and after; empty where it was not measured."""
-    return " \N{RIGHTWARDS ARROW} ".join(map(duration, row.time)) if row.time is not None else ""
+    """The time within the fused model, and before and after by itself; empty where neither was measured."""
+    said = [duration(row.kernel)] if row.kernel is not None else []
+    if row.alone is not None:
+        said.append("alone " + " \N{RIGHTWARDS ARROW} ".join(map(duration, row.alone)))
+    return "; ".join(said)
 
 
 def counts(content: Content) -> list[tuple[str, str]]:
