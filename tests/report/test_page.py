@@ -98,9 +98,10 @@ def luminance(colour):
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])
 def test_texts_stand_out(scheme):
     colours = dict(re.findall(r"--(\w+):(#\w+)", re.findall(r":root\{(.*?)\}", STYLE, re.DOTALL)[scheme]))
+    assert set(colours) == set(re.findall(r"var\(--(\w+)\)", STYLE))
     for text, ground in (
         *((t, g) for t in ("ink", "soft", "link", "bad", "good") for g in ("page", "fill")),
         *(("ink", g) for g in ("new", "stop")),
