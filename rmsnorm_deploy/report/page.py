@@ -95,6 +95,7 @@ def _verification(content: Content) -> str:
         "verification",
         "Verification",
         f"<p>{verdict(passed, '', yes='PASSED', no='FAILED')}: {escaped(summary, 400)}</p>",
+        f'<p class="soft">{escaped(words.conditions(result), 1200)}</p>',
         f'<p class="soft">Errors are in ULP, the spacing of the type\'s numbers at the largest value of the row, '
         f"against {escaped(result.truth or 'the original')}.</p>",
         table("Every output of the model", ("output", "run", "original", "fused", "allowed", "verdict"), lines)

@@ -150,6 +150,7 @@ def test_it_has_every_norm_and_near_miss(reports):
     ):
         assert shown in said
     assert "rmsnorm_deploy::AddRMSNorm" in said
+    assert "inputs x [1, 8], seed 0; 5 fused nodes" in said
     said = "".join(Reader(reports.texts["evil.html"]).texts)
     assert "3 places left as they were" in said
     assert said.count("goes into Relu") == 3
