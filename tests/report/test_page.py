@@ -4,14 +4,16 @@ import dataclasses
 import html.parser
 import itertools
 import re
+from pathlib import Path
 
 import onnx
 import pytest
 
 import rmsnorm_deploy
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
+from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.fusing.report import FusionReport
-from rmsnorm_deploy.model.load import to_ir
+from rmsnorm_deploy.model.load import load_model, to_ir
 from rmsnorm_deploy.recognise.match import Miss, Site, Stage
 from rmsnorm_deploy.report.content import MOST_MISSES, MOST_NORMS, content
 from rmsnorm_deploy.report.page import page
@@ -245,3 +247,17 @@ def test_a_model_without_norms_has_a_page_too(reports):
     text = page(content("m", to_ir(model), to_ir(model), nothing))
     Reader(text)
     assert "no RMSNorm found" in text
+
+
+def test_models_that_fuzzing_has_found_have_a_page():
+    seen = 0
+    for path in sorted((Path(__file__).parents[1] / "fuzz" / "found").glob("*.onnx")):
+        try:
+            fused, fusion = rmsnorm_deploy.fuse(path)
+        except RmsNormDeployError:
+            continue
+        made = content(path.name, load_model(path), to_ir(fused), fusion)
+        Reader(page(made))
+        assert summary(made).endswith("\n")
+        seen += 1
+    assert seen > 30
