@@ -13,10 +13,12 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from rmsnorm_deploy.check.machine import machine
+from rmsnorm_deploy.check.node_times import node_times
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.cut import cut, value_types, with_outputs
+from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import Array, Feeds, fit_inputs, is_float, make_inputs
 from rmsnorm_deploy.run.ort import onnxruntime
@@ -86,6 +88,7 @@ class BenchResult:
         onnxruntime: its version.
         threads: threads within an operator; 0 is onnxruntime's choice.
         notes: what a reader should know.
+        kernels: microseconds of every fused norm within the fused model, by its output, where they were asked for.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -94,6 +97,7 @@ class BenchResult:
     onnxruntime: str
     threads: int
     notes: tuple[str, ...] = ()
+    kernels: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`."""
@@ -109,6 +113,7 @@ def bench(
     seed: int = 0,
     seconds: float = 2.0,
     threads: int = 0,
+    profile: bool = False,
 ) -> BenchResult:
     """Time ``model`` against ``fused``, and one of its norms alone, in onnxruntime on the CPU.
 
@@ -122,6 +127,7 @@ def bench(
         seed: of the generator.
         seconds: time for each comparison.
         threads: threads within an operator; 0 is onnxruntime's choice.
+        profile: also say what every norm takes within the fused model, in the library's kernels.
 
     Raises:
         ModelError: a file cannot be read.
@@ -158,7 +164,15 @@ def bench(
             notes.append("no norm of this model can be cut out and run alone")
     if library:
         notes.append(f"without the library's kernels: {library}")
-    return BenchResult(tuple(comparisons), library, machine(), onnxruntime().__version__, threads, tuple(notes))
+    kernels: dict[str, float] = {}
+    if profile and not library:
+        times = node_times(after, feeds, library=True, seconds=seconds / 4, threads=threads)
+        ours = {n.output[0]: n.name for n in nodes_of(after.proto.graph) if n.domain == DOMAIN}
+        kernels = {output: times[name] for output, name in ours.items() if name in times}
+        if kernels and (whole := sum(times.values())):
+            notes.append(f"norms take {sum(kernels.values()) / whole:.0%} of the time of all nodes of the fused model")
+    release = onnxruntime().__version__
+    return BenchResult(tuple(comparisons), library, machine(), release, threads, tuple(notes), kernels)
 
 
 def _compare(

@@ -26,7 +26,7 @@ class ReportFile:
     """Where the report goes; nowhere without a path.
 
     Args:
-        path: as ``--report`` has it.
+        path: as ``--report`` has it; in a folder it is called as the model is.
         model: the file that it is about.
         context: of the command, whose words are shown in the report.
         force: an existing report is replaced.
@@ -39,6 +39,8 @@ class ReportFile:
     def __init__(
         self, path: Path | None, model: Path, context: typer.Context, *, force: bool, output: str | None = None
     ) -> None:
+        if path is not None and is_there(path) and path.is_dir():
+            path = path / f"{model.stem}.html"
         self._path, self._model, self._force = path, model, force
         given = context.find_root().obj or ()
         self._command = shlex.join(["rmsnorm-deploy", *given])

@@ -34,14 +34,21 @@ class Row:
         norm: what was written.
         spelling: the number of its spelling, from 1.
         check: its comparison with the original, where it was verified.
-        time: microseconds before and after, where it was timed.
+        alone: microseconds before and after, where it was timed by itself.
+        kernel: microseconds within the fused model, where they were measured.
     """
 
     number: int
     norm: FusedNorm
     spelling: int
     check: SiteCheck | None = None
-    time: tuple[float, float] | None = None
+    alone: tuple[float, float] | None = None
+    kernel: float | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether anything is known about its time."""
+        return self.alone is not None or self.kernel is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +138,16 @@ def content(
     spellings, numbers = _spellings(fusion, before, after)
     checks = {s.output: s for s in verification.sites} if verification is not None else {}
     times = {c.place: (c.before.median, c.after.median) for c in bench.comparisons if c.place} if bench else {}
+    kernels = bench.kernels if bench else {}
     rows = [
-        Row(i + 1, f, numbers[_key(f)], checks.get(f.output) if not f.scope else None, times.get(f.output))
+        Row(
+            i + 1,
+            f,
+            numbers[_key(f)],
+            checks.get(f.output) if not f.scope else None,
+            times.get(f.output) if not f.scope else None,
+            kernels.get(f.output),
+        )
         for i, f in enumerate(fusion.fused)
     ]
     # a norm that differs is told whatever its place
@@ -163,7 +178,7 @@ def _key(norm: FusedNorm) -> tuple[str, str]:
 
 
 def _interest(row: Row) -> tuple[bool, bool, int]:
-    return row.check is None or row.check.passed, row.time is None, row.number
+    return row.check is None or row.check.passed, row.alone is None, row.number
 
 
 def _spellings(

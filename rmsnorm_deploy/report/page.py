@@ -95,6 +95,7 @@ def _verification(content: Content) -> str:
         "verification",
         "Verification",
         f"<p>{verdict(passed, '', yes='PASSED', no='FAILED')}: {escaped(summary, 400)}</p>",
+        f'<p class="soft">{escaped(words.conditions(result), 1200)}</p>',
         f'<p class="soft">Errors are in ULP, the spacing of the type\'s numbers at the largest value of the row, '
         f"against {escaped(result.truth or 'the original')}.</p>",
         table("Every output of the model", ("output", "run", "original", "fused", "allowed", "verdict"), lines)
@@ -144,7 +145,7 @@ def _norms(content: Content) -> str:
     fusion = content.fusion
     if not content.rows:
         return section("norms", "Norms", f"<p>{escaped(words.headline(fusion), 400)}</p>")
-    verified, timed = content.verification is not None, any(r.time for r in content.rows)
+    verified, timed = content.verification is not None, any(r.timed for r in content.rows)
     heads = ["no.", "place", "operator", "attributes", "spelling"]
     heads += ["error of the original", "error fused"] if verified else []
     heads += ["time"] if timed else []

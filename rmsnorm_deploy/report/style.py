@@ -47,7 +47,8 @@ svg .edge{fill:none;stroke:var(--soft)}svg .tip{fill:var(--soft)}
 svg.chart{display:block;width:100%;max-width:27rem;height:auto}
 svg.chart text{text-anchor:start}
 svg .before{fill:var(--before)}svg .after{fill:var(--after)}svg .spread{stroke:var(--ink);stroke-width:1.5}
-@media print{:root{--page:#fff;--ink:#000;--soft:#444;--line:#aaa;--fill:#f6f6f6;--new:#e6f6ea;--stop:#fff4ea}
+@media print{:root{--page:#fff;--ink:#000;--soft:#444;--line:#aaa;--fill:#f6f6f6;--new:#e6f6ea;--newline:#1a7f37;
+--stop:#fff4ea;--stopline:#bc4c00;--bad:#b3121d;--good:#116329;--link:#0550ae;--before:#6e7781;--after:#0969da}
 body{max-width:none;padding:0;font-size:10pt}.scroll{overflow:visible}table{font-size:8pt}
 th,td{padding:.1rem .25rem}td.place,td.words{min-width:0}a{color:inherit;text-decoration:none}
 thead{display:table-header-group}tr,figure,.tiles div{break-inside:avoid}h2,h3,h4{break-after:avoid}

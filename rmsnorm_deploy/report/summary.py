@@ -31,6 +31,7 @@ def _verification(content: Content) -> list[str]:
     if verdict is None or result is None:
         return []
     lines = ["", "### Verification", "", f"**{'PASSED' if verdict[0] else 'FAILED'}**: {sentence(verdict[1])}"]
+    lines += ["", sentence(words.conditions(result), 600)]
     failed = [c for c in result.checks if not c.passed]
     rows = ([code(c.output or "(all)"), code(c.run), number(c.error), sentence(c.reason)] for c in failed[:_MOST_LINES])
     lines += _table(("output", "run", "error, ULP", "why"), rows)
@@ -63,7 +64,7 @@ def _speed(content: Content) -> list[str]:
 def _norms(content: Content) -> list[str]:
     if not content.rows:
         return []
-    verified, timed = content.verification is not None, any(r.time for r in content.rows)
+    verified, timed = content.verification is not None, any(r.timed for r in content.rows)
     heads = ["norm", "operator", "attributes", "spelling"]
     heads += ["error before, ULP", "after, ULP"] if verified else []
     heads += ["time"] if timed else []
@@ -82,6 +83,7 @@ def _norms(content: Content) -> list[str]:
         *_rest(total - len(rows), "norm"),
         "",
         *(f"- S{s.number}, {counted(s.count, 'norm')}: {code(s.norm.spelling, 400)}" for s in content.spellings),
+        *(f"- {code(name)}: {code(text, 400)}" for name, text in words.meanings(content.fusion.fused)),
         *("", "</details>"),
     ]
 

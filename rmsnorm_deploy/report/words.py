@@ -7,14 +7,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.check.result import SiteCheck
+from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.op import ALL_FEATURES, Op
 from rmsnorm_deploy.op.words import meaning
 from rmsnorm_deploy.report.chart import duration
 from rmsnorm_deploy.report.content import Content, Row
-from rmsnorm_deploy.report.text import number, visible
+from rmsnorm_deploy.report.text import counted, number, visible
 
+_MOST_INPUTS = 12
 _TYPES = ("stash_type", "scale_type", "output_type")
 
 
@@ -54,8 +55,11 @@ def fault(check: SiteCheck) -> str:
 
 
 def time(row: Row) -> str:
-    """The time before and after; empty where it was not measured."""
-    return " \N{RIGHTWARDS ARROW} ".join(map(duration, row.time)) if row.time is not None else ""
+    """The time within the fused model, and before and after by itself; empty where neither was measured."""
+    said = [duration(row.kernel)] if row.kernel is not None else []
+    if row.alone is not None:
+        said.append("alone " + " \N{RIGHTWARDS ARROW} ".join(map(duration, row.alone)))
+    return "; ".join(said)
 
 
 def counts(content: Content) -> list[tuple[str, str]]:
@@ -94,6 +98,16 @@ def meanings(norms: Iterable[FusedNorm]) -> list[tuple[str, str]]:
     """The operators of ours that were written, and what each computes."""
     written = {norm.op for norm in norms}
     return [(op.value, meaning(op)) for op in Op if op.value in written]
+
+
+def conditions(result: VerificationResult) -> str:
+    """On what was verified, and where: inputs, and whether the fused nodes ran in the library's kernels."""
+    shapes = [f"{visible(name, 60)} {list(shape)}" for name, shape in list(result.shapes.items())[:_MOST_INPUTS]]
+    more = f" and {len(result.shapes) - _MOST_INPUTS} more" if len(result.shapes) > _MOST_INPUTS else ""
+    fed = f"inputs {', '.join(shapes)}{more}, seed {result.seed}" if shapes else "no inputs"
+    ran = "" if result.kernel_nodes is None else f"; {result.kernel_nodes:,} of them ran in the library's kernels"
+    without = f"; library not used: {result.library}" if result.library else ""
+    return f"{fed}; {counted(result.fused_nodes, 'fused node')}{ran}{without}"
 
 
 def verdict(content: Content) -> tuple[bool, str] | None:

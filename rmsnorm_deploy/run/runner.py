@@ -27,6 +27,7 @@ class Runner:
         optimise: onnxruntime's own optimizer, on or off.
         keep: write the optimized model to this file.
         threads: threads within one operator; 0 leaves it to onnxruntime.
+        profile: the beginning of the name of a file for what each node takes; see :meth:`profiled`.
 
     Raises:
         MissingEnvironment: onnxruntime, or the library that was asked for, is not there.
@@ -40,6 +41,7 @@ class Runner:
         optimise: bool = True,
         keep: Path | None = None,
         threads: int = 0,
+        profile: Path | None = None,
     ) -> None:
         ort = onnxruntime()
         options = ort.SessionOptions()
@@ -49,6 +51,9 @@ class Runner:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if keep is not None:
             options.optimized_model_filepath = str(keep)
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
         if library:
             register(options)
         source: Any
@@ -70,6 +75,10 @@ class Runner:
         for name in self._names:
             binding.bind_output(name)
         return lambda: self._session.run_with_iobinding(binding)
+
+    def profiled(self) -> Path:
+        """Where the profile of all runs so far is, in onnxruntime's own JSON; it ends here."""
+        return Path(self._session.end_profiling())
 
     def __call__(self, feeds: Feeds) -> list[Array]:
         """Run; bfloat16 outputs come back as float32."""

@@ -18,6 +18,7 @@ pytest.importorskip("onnxruntime", reason="timing runs models in onnxruntime")
 from rmsnorm_deploy.check.bench import NORM_ELEMENTS, _in_turns, _one_norm, bench
 
 SAMPLES = sorted((Path(__file__).parents[2] / "samples" / "models").glob("*.onnx"))
+LLAMA = next(p for p in SAMPLES if p.stem == "llama_float16")
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda p: p.stem)
@@ -105,3 +106,14 @@ def test_cutting_stops_where_something_else_would_have_to_be_fed():
     probe = with_outputs(model, [model.graph.node[3].output[0]])
     assert len(probe.graph.output) == 1
     assert [o.name for o in model.graph.output] == [output]
+
+
+def test_every_norm_has_its_time_where_that_is_asked_for():
+    fused, report = rmsnorm_deploy.fuse(LLAMA)
+    result = bench(LLAMA, fused, seconds=0.05, profile=True)
+    assert not result.library, result.library
+    assert set(result.kernels) == {f.output for f in report.fused}
+    assert all(0 <= t < 1e6 for t in result.kernels.values())
+    assert any("of the time of all nodes" in note for note in result.notes)
+    assert json.loads(json.dumps(result.to_dict()))["kernels"] == result.kernels
+    assert bench(LLAMA, fused, seconds=0.05).kernels == {}

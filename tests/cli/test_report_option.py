@@ -90,6 +90,11 @@ def test_bench_and_explain_write_it(run, tmp_path):
     assert run("explain", GEMMA, "--report", tmp_path / "e.html", "--force")[0] == 0
 
 
+def test_in_a_folder_it_is_called_as_the_model_is(run, tmp_path):
+    assert run("explain", GEMMA, "--report", tmp_path)[0] == 0
+    assert [p.name for p in tmp_path.iterdir()] == [f"{GEMMA.stem}.html"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("r.txt", ".html"), ("missing/r.html", "mkdir"), ("same.html", "two names")],

@@ -51,8 +51,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
-    site_check verify demo
+check: __init__ sites ulp machine node_times result condition exact guess bench doctor original site_values comparison
+    beginning site_check verify demo
 cli: signals streams commands options outcome printing tree reporting app writing __init__ commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert

@@ -4,14 +4,16 @@ import dataclasses
 import html.parser
 import itertools
 import re
+from pathlib import Path
 
 import onnx
 import pytest
 
 import rmsnorm_deploy
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
+from rmsnorm_deploy.errors import RmsNormDeployError
 from rmsnorm_deploy.fusing.report import FusionReport
-from rmsnorm_deploy.model.load import to_ir
+from rmsnorm_deploy.model.load import load_model, to_ir
 from rmsnorm_deploy.recognise.match import Miss, Site, Stage
 from rmsnorm_deploy.report.content import MOST_MISSES, MOST_NORMS, content
 from rmsnorm_deploy.report.page import page
@@ -98,9 +100,10 @@ def luminance(colour):
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])
 def test_texts_stand_out(scheme):
     colours = dict(re.findall(r"--(\w+):(#\w+)", re.findall(r":root\{(.*?)\}", STYLE, re.DOTALL)[scheme]))
+    assert set(colours) == set(re.findall(r"var\(--(\w+)\)", STYLE))
     for text, ground in (
         *((t, g) for t in ("ink", "soft", "link", "bad", "good") for g in ("page", "fill")),
         *(("ink", g) for g in ("new", "stop")),
@@ -137,9 +140,19 @@ def test_it_has_every_norm_and_near_miss(reports):
     for site in reports.full["verification"].sites:
         assert f"{site.error:.3g}" in said
         assert f"{site.original_error:.3g}" in said
-    for shown in ("PASSED", "120 \u00b5s", "60.5 \u00b5s", "1.98 times as fast", "a note", "'a <b>.onnx'", "float16"):
+    for shown in (
+        "PASSED",
+        "120 \u00b5s",
+        "60.5 \u00b5s",
+        "4.5 \u00b5s; alone 120",
+        "1.98 times as fast",
+        "a note",
+        "'a <b>.onnx'",
+        "float16",
+    ):
         assert shown in said
     assert "rmsnorm_deploy::AddRMSNorm" in said
+    assert "inputs x [1, 8], seed 0; 5 fused nodes" in said
     said = "".join(Reader(reports.texts["evil.html"]).texts)
     assert "3 places left as they were" in said
     assert said.count("goes into Relu") == 3
@@ -234,3 +247,17 @@ def test_a_model_without_norms_has_a_page_too(reports):
     text = page(content("m", to_ir(model), to_ir(model), nothing))
     Reader(text)
     assert "no RMSNorm found" in text
+
+
+def test_models_that_fuzzing_has_found_have_a_page():
+    seen = 0
+    for path in sorted((Path(__file__).parents[1] / "fuzz" / "found").glob("*.onnx")):
+        try:
+            fused, fusion = rmsnorm_deploy.fuse(path)
+        except RmsNormDeployError:
+            continue
+        made = content(path.name, load_model(path), to_ir(fused), fusion)
+        Reader(page(made))
+        assert summary(made).endswith("\n")
+        seen += 1
+    assert seen > 30

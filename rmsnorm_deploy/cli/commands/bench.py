@@ -43,6 +43,7 @@ def command(
         seed=seed,
         seconds=seconds,
         threads=threads,
+        profile=report_file is not None,
     )
     page.write(fused=fused, bench=result)
     if as_json:
