@@ -60,7 +60,7 @@ model: __init__ leftovers graphs dead dims files skeleton text atomic calls equa
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
-    normalised output statistic reduction variance grammar ending engine
+    normalised output statistic reduction variance grammar ending activation gate engine
 run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
     session
 tvm: steps compiling __init__
