@@ -31,7 +31,7 @@ class Activated:
     def gate(self, facts: Facts, dtype: ir.DataType) -> ir.Value | None:
         """The gate in the type ``dtype`` or, else, in float32; None where it is of neither."""
         for wanted in (dtype, ir.DataType.FLOAT):
-            for value in self.gates:
+            for value in reversed(self.gates):
                 if facts.dtype(value) == wanted:
                     return value
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -229,7 +229,7 @@ def _finished(facts: Facts, match: Match, alone: Match, state: _Gated) -> Match 
     act, p = state.act, alone.parameters
     if out_type is None or act is None:
         return None
-    x = next((v for v in checks.widened(facts, state.x) if facts.dtype(v) == out_type), None)
+    x = next((v for v in reversed([*checks.widened(facts, state.x)]) if facts.dtype(v) == out_type), None)
     gate = act.gate(facts, out_type)
     rounding = _rounding(facts, p.scale_type, out_type, state)
     if x is None or gate is None or rounding is None:
@@ -238,16 +238,11 @@ def _finished(facts: Facts, match: Match, alone: Match, state: _Gated) -> Match 
         return None
     scale_type, fewer = rounding
     first = int(state.at == GATED_FIRST)
-    scale, scale_dtype, scale_rank = alone.scale, alone.scale_dtype, alone.scale_rank
-    if scale is None or scale is not state.scale:
-        scale = state.scale
-        scale = None if scale is None else _parameter(facts, scale, out_type)
-        if state.scale is not None and scale is None:
-            return None
-        scale_dtype = (facts.dtype(scale) if scale is not None else None) or out_type
-        scale_rank = facts.rank(scale)
-    elif scale_dtype not in (FLOAT, out_type):
+    scale = None if state.scale is None else _parameter(facts, state.scale, out_type)
+    if state.scale is not None and scale is None:
         return None
+    scale_dtype = (facts.dtype(scale) if scale is not None else None) or out_type
+    scale_rank = facts.rank(scale)
     grouping: Grouping | None = None
     if state.into is not None:
         size = facts.size(alone.x, (-1,))
@@ -262,10 +257,11 @@ def _finished(facts: Facts, match: Match, alone: Match, state: _Gated) -> Match 
             scale_rank = 2 if shape is not None else scale_rank
         elif scale is not None and not state.scaled_back and not facts.broadcasts_into(scale, x):
             grouping = Grouping(state.into, state.back)
-    wider = itertools.takewhile(lambda v: v is not x, checks.widened(facts, state.x))
-    passed = [node for v in wider if (node := v.producer()) is not None]
     graph = alone.nodes[-1].graph
-    nodes = dict.fromkeys((*reversed(passed), *state.before, *alone.nodes, *state.behind))
+    passed = (*_between(x, checks.widened(facts, state.x)), *_between(gate, act.gates))
+    if scale is not None and state.scale is not None:
+        passed = (*_between(scale, checks.widened(facts, state.scale)), *passed)
+    nodes = dict.fromkeys((*passed, *state.before, *alone.nodes, *state.behind))
     return dataclasses.replace(
         alone,
         parameters=dataclasses.replace(
@@ -295,6 +291,12 @@ def _finished(facts: Facts, match: Match, alone: Match, state: _Gated) -> Match 
     )
 
 
+def _between(first: ir.Value, chain: Iterable[ir.Value]) -> tuple[ir.Node, ...]:
+    """The nodes behind ``first``, first to last, in a chain that goes back to it or beyond."""
+    wider = itertools.takewhile(lambda v: v is not first, chain)
+    return tuple(reversed([node for v in wider if (node := v.producer()) is not None]))
+
+
 def _parameter(facts: Facts, value: ir.Value, out_type: ir.DataType) -> ir.Value | None:
     """A scale in a type that the operator takes, the narrowest first: x's or float32."""
     chain = list(checks.widened(facts, value))
@@ -321,9 +323,7 @@ def _scale_of_groups(facts: Facts, x: ir.Value, state: _Gated) -> tuple[int, ...
     return (groups, size)
 
 
-def _rounding(
-    facts: Facts, scale_type: int, out_type: ir.DataType, state: _Gated
-) -> tuple[ir.DataType, bool] | None:
+def _rounding(facts: Facts, scale_type: int, out_type: ir.DataType, state: _Gated) -> tuple[ir.DataType, bool] | None:
     """The type to which the operator rounds, and whether the original rounds more often; None where it has no such."""
     narrow = {t for _, t in state.types if t in SIXTEEN_BIT}
     if out_type not in SIXTEEN_BIT:
