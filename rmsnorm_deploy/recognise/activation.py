@@ -58,7 +58,7 @@ def _of(facts: Facts, gate: ir.Value, activation: int, *nodes: ir.Node) -> Activ
 
 
 def _contrib(facts: Facts, node: ir.Node) -> Activated | None:
-    """onnxruntime's QuickGelu, z * sigmoid(alpha * z), whose alpha is 1.702 where it is left out."""
+    """Onnxruntime's QuickGelu, z * sigmoid(alpha * z), whose alpha is 1.702 where it is left out."""
     if (node.domain, node.op_type) != ("com.microsoft", "QuickGelu") or node.inputs[0] is None:
         return None
     alpha = facts.attribute(node, "alpha")
@@ -67,7 +67,7 @@ def _contrib(facts: Facts, node: ir.Node) -> Activated | None:
 
 
 def _swish(facts: Facts, node: ir.Node) -> Activated | None:
-    """z * sigmoid(alpha * z), of opset 24."""
+    """Z * sigmoid(alpha * z), of opset 24."""
     if not is_op(node, "Swish") or node.inputs[0] is None:
         return None
     alpha = facts.attribute(node, "alpha")
@@ -76,7 +76,7 @@ def _swish(facts: Facts, node: ir.Node) -> Activated | None:
 
 
 def _product(facts: Facts, node: ir.Node) -> Activated | None:
-    """z * sigmoid(z)."""
+    """Z * sigmoid(z)."""
     if not is_op(node, "Mul"):
         return None
     for gate, other in _pairs(node):

@@ -341,7 +341,7 @@ def _rounding(facts: Facts, scale_type: int, out_type: ir.DataType, state: _Gate
     if not all(rounded):
         return FLOAT, True  # the operator rounds at the end alone: never more often than the original
     marks = [mark for mark, _ in state.types]
-    if "scale" in marks and state.types[marks.index("scale")][1] != out_type:
-        if state.scale is None or facts.dtype(checks.strip(facts, state.scale)) != out_type:
-            return None
+    wide = "scale" in marks and state.types[marks.index("scale")][1] != out_type
+    if wide and (state.scale is None or facts.dtype(checks.strip(facts, state.scale)) != out_type):
+        return None  # the scale has more bits than the rounded value that it meets
     return (out_type if state.scale is not None or state.at == GATED_NORMALISED else FLOAT), False

@@ -162,7 +162,6 @@ def whole(g, value):
         lambda g, x, z, w: whole(g, norm(g, grouped(g, x * silu(g, z)))) * w,  # Mamba2 of several groups
         lambda g, x, z, w: whole(g, norm(g, grouped(g, x * silu(g, z))) * g.op("Reshape", w, ints(g, [2, 4]))),
         lambda g, x, z, w: whole(g, norm(g, grouped(g, x)) * g.op("Reshape", w, ints(g, [2, 4]))) * silu(g, z),
-        lambda g, x, z, w: whole(g, norm(g, grouped(g, x)) * g.op("Reshape", w, ints(g, [2, 4]))) * silu(g, z),
     ],
 )
 def test_groups_are_made_of_x_and_the_gate(build):
