@@ -211,8 +211,8 @@ def _step(facts: Facts, match: Match, state: _Gated, node: ir.Node, index: int) 
             )
     if state.scale is not None or match.factor != 1.0 or not facts.is_constant_expression(other):
         return None
-    beside = match.x if state.back is None else state.product
-    if beside is None or not facts.broadcasts_into(other, beside):
+    beside_scale = match.x if state.back is None else state.product
+    if beside_scale is None or not facts.broadcasts_into(other, beside_scale):
         return None
     return dataclasses.replace(
         state,

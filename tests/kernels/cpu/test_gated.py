@@ -1,6 +1,6 @@
 """Norms with a gate: the contract of rms_norm_gated.h on every instruction set, against float64.
 
-The bars: the activation as its header says; of a result, 4 ULP of its row's largest value in float32, and in 16 bits one
+The bars: the activation as its header says; of a result, 4 ULP of its row's largest value in float32, in 16 bits one
 step of the type where it is rounded once, three where it is rounded twice.
 """
 
