@@ -294,6 +294,14 @@ def test_both_activated_operands_and_a_norm_of_silu_alone():
         same_results(model, fused, data())
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_norm_without_scale_may_have_a_gate(before):
+    model = model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) if before else norm(g, x) * silu(g, z))
+    fused, one = found(model, 0 if before else 1, 1)
+    assert one.scale == ""
+    same_results(model, fused, data())
+
+
 def test_fused_files_are_unfused_again():
     model = model_of(lambda g, x, z, w: whole(g, norm(g, grouped(g, x * silu(g, z)))) * w)
     fused, _ = fused_of(model)
