@@ -63,20 +63,21 @@ format: venv
 
 # Whole files go to two workers, in the order of tests/conftest.py.
 unit: venv
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 
 # Executions of each kind; the suite runs a few hundred with a fixed seed. What is found goes to build/fuzz.
 FUZZ_SEED    ?= 1
 FUZZ_MODELS  ?= 5000
 FUZZ_BYTES   ?= 100000
 FUZZ_NORMS   ?= 100000
+FUZZ_STREAMS ?= 3000
 FUZZ_CALLS   ?= 10000
 FUZZ_FOLDERS ?= 300
 
 fuzz: venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check atheris || echo "no atheris: bytes are chosen at random"
 	for kind in "models $(FUZZ_MODELS)" "octets $(FUZZ_BYTES)" "texts $(FUZZ_BYTES)" "guided $(FUZZ_BYTES)" \
-	    "recognition $(FUZZ_NORMS)" "calls $(FUZZ_CALLS)" \
+	    "recognition $(FUZZ_NORMS)" "convert $(FUZZ_STREAMS)" "calls $(FUZZ_CALLS)" \
 	    "folders $(FUZZ_FOLDERS)" "logs $(FUZZ_FOLDERS)"; do \
 	    set -- $$kind; $(BIN)/python -m tests.fuzz $$1 --seed $(FUZZ_SEED) --count $$2 || failed=1; \
 	done; test -z "$$failed"

@@ -9,6 +9,7 @@ from pathlib import Path
 MAX_RANK = 16
 ALL = 2**63 - 1
 FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
+INT8 = 3
 TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
 VERSION = 2

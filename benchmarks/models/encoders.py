@@ -14,28 +14,28 @@ WHISPER_LAYERS, MELS, FRAMES = 4, 80, 3000
 VIT_LAYERS, IMAGE, PATCH = 6, 224, 16
 
 
-def whisper(dtype: str) -> ModelProto:
+def whisper(dtype: str, layers: int = WHISPER_LAYERS, frames: int = FRAMES) -> ModelProto:
     """30 s of sound, as the 3,000 frames that Whisper takes, through two Conv1d into 1,500 positions."""
     w = Writer(dtype)
-    x = w.input("features", ("batch", MELS, FRAMES))
+    x = w.input("features", ("batch", MELS, frames))
     x = w.gelu(w.op("Conv", x, w.weight(WIDTH, MELS, 3), w.weight(WIDTH), pads=[1, 1], strides=[1]))
     x = w.gelu(w.op("Conv", x, w.weight(WIDTH, WIDTH, 3), w.weight(WIDTH), pads=[1, 1], strides=[2]))
-    x = w.op("Add", w.op("Transpose", x, perm=[0, 2, 1]), w.weight(FRAMES // 2, WIDTH))
-    w.output(_layers(w, x, WHISPER_LAYERS), "encoded", ("batch", FRAMES // 2, WIDTH))
+    x = w.op("Add", w.op("Transpose", x, perm=[0, 2, 1]), w.weight(frames // 2, WIDTH))
+    w.output(_layers(w, x, layers), "encoded", ("batch", frames // 2, WIDTH))
     return w.model()
 
 
-def vit(dtype: str) -> ModelProto:
+def vit(dtype: str, layers: int = VIT_LAYERS, image: int = IMAGE) -> ModelProto:
     """Images of 224 by 224 in patches of 16, with a class token in front."""
     w = Writer(dtype)
-    x = w.input("image", ("batch", 3, IMAGE, IMAGE))
+    x = w.input("image", ("batch", 3, image, image))
     x = w.op("Conv", x, w.weight(WIDTH, 3, PATCH, PATCH), w.weight(WIDTH), strides=[PATCH, PATCH])
-    patches = (IMAGE // PATCH) ** 2
+    patches = (image // PATCH) ** 2
     x = w.op("Transpose", w.op("Reshape", x, w.ints(0, WIDTH, patches)), perm=[0, 2, 1])
     batch = w.op("Slice", w.op("Shape", x), w.ints(0), w.ints(1))
     first = w.op("Expand", w.weight(1, 1, WIDTH), w.op("Concat", batch, w.ints(1, 1), axis=0))
     x = w.op("Add", w.op("Concat", first, x, axis=1), w.weight(1, patches + 1, WIDTH))
-    w.output(_layers(w, x, VIT_LAYERS), "encoded", ("batch", patches + 1, WIDTH))
+    w.output(_layers(w, x, layers), "encoded", ("batch", patches + 1, WIDTH))
     return w.model()
 
 

@@ -59,6 +59,16 @@ class Writer:
         ones, zeros = self.constant(np.ones(size)), self.constant(np.zeros(size))
         return self.op("LayerNormalization", x, ones, zeros, axis=-1, epsilon=1e-5)
 
+    def skip_layer_norm(self, x: str, y: str, bias: str, size: int) -> tuple[str, str]:
+        """The sum of x, y and a bias, and the norm of that, as onnxruntime's own operator."""
+        ones, zeros = self.constant(np.ones(size)), self.constant(np.zeros(size))
+        total, normed = (f"{what}_{next(self._count)}" for what in ("total", "normed"))
+        inputs, outputs = [x, y, ones, zeros, bias], [normed, "", "", total]
+        node = helper.make_node("SkipLayerNormalization", inputs, outputs, domain="com.microsoft", epsilon=1e-5)
+        node.name = f"node_{normed}"
+        self.nodes.append(node)
+        return total, normed
+
     def gelu(self, x: str) -> str:
         """X (1 + erf(x / sqrt 2)) / 2, as exporters write it."""
         inner = self.op("Erf", self.op("Div", x, self.constant(np.sqrt(2.0))))
@@ -74,4 +84,7 @@ class Writer:
 
     def model(self) -> ModelProto:
         graph = helper.make_graph(self.nodes, "benchmark", self.inputs, self.outputs, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+        opsets = [helper.make_opsetid("", OPSET)]
+        if any(node.domain for node in self.nodes):
+            opsets.append(helper.make_opsetid("com.microsoft", 1))
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)

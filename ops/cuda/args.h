@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../include/rms_norm.h"
+#include "../contract/outputs.h"
 
 namespace rmsnorm_deploy {
 namespace cuda {
@@ -84,6 +84,33 @@ struct Args {
   std::int32_t columns;
   std::int32_t slices;
   std::int64_t tiles;  // of columns, in one outer position
+};
+
+// What version 2 of the contract asks for beside that: where rows lie, and what else is made of y.
+struct Outputs {
+  void* quantised;
+  const void* quantised_scale;
+  const void* zero_point;
+  float* least;
+  float* most;
+  std::int32_t y_type;
+  std::int32_t quantised_type;  // 0 where there is nothing quantised
+  std::int32_t quantised_scale_type;
+  std::int32_t quotient_type;
+  bool by_row;
+  std::int32_t in_chunks;   // bits of the tensors, by RowTensor, whose chunks of a row lie at multiples of their size
+  std::int32_t dimensions;  // that rows are counted along, merged where they can be walked as one
+  std::int64_t extent[RMS_NORM_MAX_RANK];
+  std::int64_t stride[kRowTensors][RMS_NORM_MAX_RANK];
+};
+
+struct OutputRowArgs {
+  RowArgs row;
+  Outputs out;
+};
+struct OutputArgs {
+  Args row;
+  Outputs out;
 };
 
 }  // namespace cuda

@@ -125,10 +125,39 @@ __device__ inline uint4 product_of_pairs(const uint4& a, const uint4& b) {
   return raw;
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// No arithmetic of bfloat16 before sm_80; older toolkits do not even emulate it.
+template <>
+__device__ inline uint4 product_of_pairs<__nv_bfloat162>(const uint4& a, const uint4& b) {
+  float x[8];
+  float y[8];
+  unpack_pairs<__nv_bfloat162>(a, x);
+  unpack_pairs<__nv_bfloat162>(b, y);
+  for (int i = 0; i < 8; ++i) x[i] *= y[i];
+  return pack_pairs<__nv_bfloat162>(x);
+}
+#endif
+
 // Products of two chunks of T. Those of 16 bits are exact in a float, so that they are rounded once either way.
 __device__ inline uint4 product(const uint4& a, const uint4& b, const Half*) { return product_of_pairs<__half2>(a, b); }
 __device__ inline uint4 product(const uint4& a, const uint4& b, const Bfloat*) {
   return product_of_pairs<__nv_bfloat162>(a, b);
+}
+
+// Programmatic dependent launch, where the build asks for it: from sm_90 on a grid may be put onto the GPU while the
+// one before it on its stream still runs, so that its launch costs less. What makes that safe:
+//   * Every kernel calls this first, in every thread, and has read and written nothing before: x, and scale and bias
+//   too,
+//     may be the earlier grid's results, and y and sum may lie where that still reads. The wait ends when all earlier
+//     grids have, with what they wrote in sight; what has happened until then only read the kernel's parameters.
+//   * A thread without a row waits too: when this grid has ended, so have all before it, and whoever waits for this one
+//     has waited for those.
+//   * No kernel lets its successor begin early. That may be another's, which might not wait.
+//   * launch.cu asks for it only where the code that will run has the wait: PTX of an older architecture has none.
+__device__ inline void wait_for_earlier_grids() {
+#if defined(RMSNORM_DEPLOY_CUDA_PDL) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+  cudaGridDependencySynchronize();
+#endif
 }
 
 // 1 / sqrt(value), an estimate, for a value that is not subnormal: rsqrtf would take three more instructions for those.
@@ -142,13 +171,31 @@ __device__ inline float inverse_root(float value) {
 #endif
 }
 
+// One value through the read-only path, which is for what no grid writes as long as this one runs: one that begins
+// early (see wait_for_earlier_grids) cannot know that.
+template <typename T>
+__device__ inline T load_constant(const T* from) {
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+  return *from;
+#else
+  return __ldg(from);
+#endif
+}
+// Toolkits before 12.2 know no __ldg of bfloat16 below sm_80.
+__device__ inline Bfloat load_constant(const Bfloat* from) {
+  const unsigned short bits = load_constant(reinterpret_cast<const unsigned short*>(from));
+  Bfloat value;
+  memcpy(&value, &bits, sizeof bits);
+  return value;
+}
+
 // 16 bytes at chunk `index`. x and residual may be written in the same call, so they never go through the read-only
 // path; scale and bias do.
 __device__ inline uint4 load_chunk(const void* base, std::int64_t index) {
   return static_cast<const uint4*>(base)[index];
 }
 __device__ inline uint4 load_constant_chunk(const void* base, std::int64_t index) {
-  return __ldg(static_cast<const uint4*>(base) + index);
+  return load_constant(static_cast<const uint4*>(base) + index);
 }
 __device__ inline void store_chunk(void* base, std::int64_t index, const uint4& value) {
   static_cast<uint4*>(base)[index] = value;

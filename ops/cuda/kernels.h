@@ -19,6 +19,7 @@ constexpr int kKeptChunks = 8;
 // row costs one barrier; two more for rows that are not ordinary; then the row itself where it is staged.
 constexpr int kMostWarps = 32;
 constexpr int kReduceBytes = 4 * kMostWarps * 8;
+constexpr int kExtremeBytes = kMostWarps * 8;  // behind that, for the extremes of rows
 
 // What the kernels for rows in registers are made for. The two ordinary forms test nothing of it for each chunk: the
 // whole row is measured, there is no bias, all rows have one scale, and there are at most kOrdinaryRows of them.
@@ -53,6 +54,13 @@ StridedKernels bfloat16_strided() noexcept;
 
 // Arithmetic in float64, for x of any type.
 Kernel float64_kernel(std::int32_t x_type) noexcept;
+
+// The same norms, to the bit, of rows that lie apart or whose results go elsewhere than into y of x's type: whole
+// chunks in the order of additions of RowKernels, single values in that of StridedKernels and float64_kernel.
+using OutputRowKernel = void (*)(OutputRowArgs);
+using OutputKernel = void (*)(OutputArgs);
+OutputRowKernel output_rows(std::int32_t x_type) noexcept;
+OutputKernel output_values(std::int32_t x_type, bool float64) noexcept;
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

@@ -38,15 +38,31 @@ cudaError_t follow(const void* x, cudaStream_t stream) {
   return cudaSetDevice(memory.device);
 }
 
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+// Whether the code that the current device runs waits for earlier grids: all kernels are compiled alike.
+cudaError_t waits(bool& result) {
+  cudaFuncAttributes attributes = {};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(float32_strided().single));
+  result = attributes.ptxVersion >= 90;
+  return error;
+}
+#else
+cudaError_t waits(bool& result) {
+  result = false;
+  return cudaSuccess;
+}
+#endif
+
 // What the current device has. It never changes, and asking the driver takes longer than the rest of a launch's plan.
 cudaError_t describe(Device& device) {
-  static std::atomic<std::uint64_t> known[kRemembered];  // multiprocessors, then shared memory; 0 is not known
+  static std::atomic<std::uint64_t> known[kRemembered];  // waits, multiprocessors, shared memory; 0 is not known
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
   if (error != cudaSuccess) return error;
   const std::uint64_t both = current < kRemembered ? known[current].load(std::memory_order_relaxed) : 0;
   if (both != 0) {
-    device.multiprocessors = static_cast<int>(both >> 32);
+    device.overlaps = both >> 63 != 0;
+    device.multiprocessors = static_cast<int>(both >> 32 & 0x7fffffffu);
     device.shared_bytes = static_cast<int>(both & 0xffffffffu);
     return cudaSuccess;
   }
@@ -54,22 +70,24 @@ cudaError_t describe(Device& device) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
   }
+  if (error == cudaSuccess) error = waits(device.overlaps);
   if (error == cudaSuccess && current < kRemembered) {
-    known[current].store(static_cast<std::uint64_t>(device.multiprocessors) << 32 |
+    known[current].store(static_cast<std::uint64_t>(device.overlaps) << 63 |
+                             static_cast<std::uint64_t>(device.multiprocessors) << 32 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(device.shared_bytes)),
                          std::memory_order_relaxed);
   }
   return error;
 }
 
-cudaError_t start(const Launch& launch, const Device& device, cudaStream_t stream) {
+template <typename A>
+cudaError_t start(void (*kernel)(A), const A& arguments, const Launch& launch, const Device& device,
+                  cudaStream_t stream) {
   if (launch.shared_bytes > kOrdinarySharedBytes) {
     // Always the most there is: the limit belongs to the kernel, so that a lower one would fail the launch of another
     // thread, or of a graph that is being captured.
-    const void* const kernel =
-        launch.rows ? reinterpret_cast<const void*>(launch.rows) : reinterpret_cast<const void*>(launch.strided);
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t configuration = {};
@@ -77,8 +95,22 @@ cudaError_t start(const Launch& launch, const Device& device, cudaStream_t strea
   configuration.blockDim = dim3(launch.threads);
   configuration.dynamicSmemBytes = launch.shared_bytes;
   configuration.stream = stream;
-  return launch.rows ? cudaLaunchKernelEx(&configuration, launch.rows, launch.row_args)
-                     : cudaLaunchKernelEx(&configuration, launch.strided, launch.args);
+#ifdef RMSNORM_DEPLOY_CUDA_PDL
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  configuration.attrs = &early;
+  configuration.numAttrs = device.overlaps ? 1 : 0;
+#endif
+  return cudaLaunchKernelEx(&configuration, kernel, arguments);
+}
+
+cudaError_t start(const Launch& l, const Device& device, cudaStream_t stream) {
+  if (l.rows) return start(l.rows, l.row_args, l, device, stream);
+  if (l.strided) return start(l.strided, l.args, l, device, stream);
+  if (l.output_rows) return start(l.output_rows, OutputRowArgs{l.row_args, l.outputs}, l, device, stream);
+  if (l.output_values) return start(l.output_values, OutputArgs{l.args, l.outputs}, l, device, stream);
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -97,7 +129,7 @@ int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
   rms_norm_params room;
   const int code =
       plan(rmsnorm_deploy::current(*params, room), device, launch);  // wrong params are refused without a device too
-  if (code != RMS_NORM_OK || (!launch.rows && !launch.strided)) return code;
+  if (code != RMS_NORM_OK || launch.blocks == 0) return code;
   if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
 }

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "../contract/check.h"
-#include "../contract/outputs.h"
+#include "layout.h"
 #include "plan.h"
 #include "statistic.cuh"
 
@@ -54,7 +54,7 @@ constexpr std::int64_t kSingleLoads = 4;     // values to a thread before more s
 
 // --------------------------------------------------------------------------------------------------------------------
 
-constexpr std::int64_t kChunkBytes = 16;
+constexpr std::int32_t kMostOutputGroup = 9;                 // 2^9 is kLongRowsThreads
 constexpr std::int64_t kMostChunks = std::int64_t{1} << 30;  // of a row, whose numbers are to fit 32 bits
 
 std::int64_t round_up_to_power(std::int64_t value) {
@@ -64,67 +64,6 @@ std::int64_t round_up_to_power(std::int64_t value) {
 }
 
 std::int64_t ceiling(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
-
-bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kChunkBytes == 0; }
-
-// Append the dimensions [begin, end) of x to `w`, merged where they can be walked as one, and none where nothing
-// changes along them. Returns the number of dimensions that `w` now has.
-std::int32_t append(Weights& w, std::int32_t had, const std::int64_t* shape, const std::int64_t* strides,
-                    std::int32_t begin, std::int32_t end) {
-  std::int32_t count = had;
-  bool changes = false;
-  for (std::int32_t i = begin; i < end; ++i) {
-    if (shape[i] == 1) continue;
-    changes = changes || strides[i] != 0;
-    if (count > had && w.stride[count - 1] == strides[i] * shape[i]) {
-      w.extent[count - 1] *= shape[i];
-      w.stride[count - 1] = strides[i];
-    } else {
-      w.extent[count] = shape[i];
-      w.stride[count] = strides[i];
-      ++count;
-    }
-  }
-  return changes ? count : had;
-}
-
-Weights weights(const rms_norm_params& p, const void* data, const std::int64_t* strides) {
-  Weights w = {};
-  w.data = data;
-  w.type = p.scale_type;
-  if (!data) return w;
-  const std::int32_t axis_end = p.axis_begin + p.axis_count;
-  w.outer_end = append(w, 0, p.shape, strides, 0, p.axis_begin);
-  w.axes_end = append(w, w.outer_end, p.shape, strides, p.axis_begin, axis_end);
-  w.inner_end = append(w, w.axes_end, p.shape, strides, axis_end, p.rank);
-  w.single = w.axes_end == w.outer_end;
-  return w;
-}
-
-bool type_fits(const Weights& w, std::int32_t x_type) { return w.type == x_type || w.type == RMS_NORM_FLOAT32; }
-
-// Whether the kernels of rows can use these weights; fills in what they need.
-bool fit_rows(const Weights& w, std::int32_t x_type, std::int64_t rows, RowWeights& result) {
-  result = {w.data, 0, 1, 1, w.type, w.single};
-  if (!w.data) return true;
-  if (!type_fits(w, x_type)) return false;
-  if (!w.single && (w.axes_end - w.outer_end != 1 || w.stride[w.outer_end] != 1 || !aligned(w.data))) return false;
-  for (std::int32_t i = w.outer_end - 1; i >= 0; --i) {
-    if (w.stride[i] == 0) {
-      if (result.row_stride == 0) result.repeat *= static_cast<std::uint32_t>(w.extent[i]);
-      continue;
-    }
-    if (result.row_stride != 0 || rows > std::numeric_limits<std::uint32_t>::max()) return false;
-    result.row_stride = w.stride[i];
-    result.period = static_cast<std::uint32_t>(w.extent[i]);
-  }
-  return w.single || result.row_stride * element_size(w.type) % kChunkBytes == 0;
-}
-
-// Whether the kernels that take chunks of columns can.
-bool fit_columns(const Weights& w, std::int32_t x_type) {
-  return !w.data || (type_fits(w, x_type) && w.outer_end == 0 && w.axes_end <= 1 && w.inner_end == w.axes_end);
-}
 
 // The kernels of rows.cuh that a call needs.
 RowKernels row_kernels(const rms_norm_params& p, const RowArgs& a, std::int64_t size) {
@@ -176,6 +115,21 @@ void plan_rows(const RowKernels& kernels, const Device& device, Launch& launch) 
   launch.shared_bytes = kReduceBytes + static_cast<unsigned>(a.buffers * row_bytes);
 }
 
+// As many threads to a row as the kernel of two chunks to a thread has, and as the one for long rows: so the sums come
+// out with the same bits. Rows are not kept in shared memory.
+void plan_output_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
+  RowArgs& a = launch.row_args;
+  launch.output_rows = output_rows(p.x_type);
+  launch.rows = nullptr;
+  a.group_log2 = 0;
+  while (a.group_log2 < kMostOutputGroup && a.chunks > 2 << a.group_log2) ++a.group_log2;
+  launch.threads = a.group_log2 > 5 ? 1u << a.group_log2 : static_cast<unsigned>(kRowsThreads);
+  const auto blocks = [&] { return ceiling(a.outer, launch.threads >> a.group_log2); };
+  while (a.group_log2 <= 5 && launch.threads > kLeastThreads && blocks() < device.multiprocessors) launch.threads /= 2;
+  launch.blocks = blocks_for(blocks(), device);
+  launch.shared_bytes = kReduceBytes + kExtremeBytes;
+}
+
 void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& device, Launch& launch) {
   Args& a = launch.args;
   const std::int64_t per_chunk = kChunkBytes / element_size(p.x_type);
@@ -220,7 +174,7 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   const int code = check(p, sizes);
   launch = {};
   if (code != RMS_NORM_OK || sizes.total == 0) return code;
-  if (has_outputs(p)) return RMS_NORM_BAD_TYPE;  // only the CPU's kernels have what version 2 added
+  const bool has_more = has_outputs(p) && outputs_of(p, sizes, launch.outputs);
   Args& a = launch.args;
   a.x = p.x;
   a.residual = p.residual;
@@ -236,12 +190,16 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   a.round_type = p.round_type;
   RowArgs& r = launch.row_args;
   const std::int64_t row_bytes = a.size * element_size(p.x_type);
+  const bool all_aligned = aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum);
   const bool in_rows = !sizes.float64 && a.inner == 1 && row_bytes % kChunkBytes == 0 &&
-                       row_bytes / kChunkBytes <= kMostChunks && aligned(a.x) && aligned(a.residual) && aligned(a.y) &&
-                       aligned(a.sum) && fit_rows(a.scale, p.x_type, a.outer, r.scale) &&
-                       fit_rows(a.bias, p.x_type, a.outer, r.bias);
+                       row_bytes / kChunkBytes <= kMostChunks && (all_aligned || has_more) &&
+                       fit_rows(a.scale, p.x_type, a.outer, r.scale) && fit_rows(a.bias, p.x_type, a.outer, r.bias);
   if (!in_rows) {
     plan_strided(p, sizes, device, launch);
+    if (has_more) {
+      launch.output_values = output_values(p.x_type, sizes.float64);
+      launch.strided = nullptr;
+    }
     return RMS_NORM_OK;
   }
   r.x = a.x;
@@ -254,6 +212,7 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   r.chunks = static_cast<std::int32_t>(row_bytes / kChunkBytes);
   r.round_type = a.round_type;
   plan_rows(row_kernels(p, r, a.size), device, launch);
+  if (has_more) plan_output_rows(p, device, launch);
   return RMS_NORM_OK;
 }
 

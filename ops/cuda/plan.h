@@ -10,13 +10,18 @@ namespace cuda {
 struct Device {
   int multiprocessors;
   int shared_bytes;  // most that one block can have
+  bool overlaps;     // the kernels' code there waits for earlier grids, and may be launched before they have ended
 };
 
 struct Launch {
-  RowKernel rows;  // with row_args; or
-  Kernel strided;  // with args; both are null where there is nothing to do
+  // One of these; all are null where there is nothing to do.
+  RowKernel rows;               // with row_args
+  Kernel strided;               // with args
+  OutputRowKernel output_rows;  // with row_args and outputs
+  OutputKernel output_values;   // with args and outputs
   RowArgs row_args;
   Args args;
+  Outputs outputs;
   unsigned blocks;
   unsigned threads;
   unsigned shared_bytes;

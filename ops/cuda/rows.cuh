@@ -249,6 +249,9 @@ __device__ inline void finish_odd(const SumOf<T>& sum, const RowArgs& a, std::in
 //     2       4    64    32 KB          4    64    64 KB, 32 KB              3    80    48 KB
 //     4       3    80    48 KB
 constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  if (wide_scale) return 3;  // bfloat16 is rounded by several instructions there, which need registers of their own
+#endif
   return chunks == 4 || (residual && wide_scale) ? 3 : 4;
 }
 
@@ -256,6 +259,7 @@ constexpr int resident_blocks(int chunks, bool residual, bool wide_scale) {
 template <typename T, typename S, int kChunks, bool kResidual, int kForm>
 __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidual, sizeof(S) != sizeof(T)))
     rows_kernel(const __grid_constant__ RowArgs a) {
+  wait_for_earlier_grids();
   constexpr int kValues = kChunk<T>;
   constexpr int kSums = kChunks / 2;
   constexpr bool kPlain = kForm != kAnyForm;
@@ -332,6 +336,7 @@ __global__ void __launch_bounds__(kRowsThreads, resident_blocks(kChunks, kResidu
 // for a second one, the next row is copied there while this one is worked on. Else read twice.
 template <typename T, typename S, bool kResidual>
 __global__ void __launch_bounds__(kLongRowsThreads, 2) long_rows_kernel(const __grid_constant__ RowArgs a) {
+  wait_for_earlier_grids();
   constexpr int kValues = kChunk<T>;
   constexpr int kBatch = 2;
   const int chunks = a.chunks;

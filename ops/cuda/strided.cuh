@@ -99,8 +99,8 @@ __device__ inline float weight_of(const Weights& w, std::int64_t start, std::int
     return weight_at<float>(w, start + axes_offset(w, i), round_type);
   } else {
     const std::int64_t at = w.single ? 0 : i * w.stride[0];
-    const float value = w.type == RMS_NORM_FLOAT32 ? __ldg(static_cast<const float*>(w.data) + at)
-                                                   : widen(__ldg(static_cast<const T*>(w.data) + at));
+    const float value = w.type == RMS_NORM_FLOAT32 ? load_constant(static_cast<const float*>(w.data) + at)
+                                                   : widen(load_constant(static_cast<const T*>(w.data) + at));
     return sizeof(T) == 2 && round_type != RMS_NORM_FLOAT32 ? rounded<T>(value) : value;
   }
 }
@@ -108,6 +108,7 @@ __device__ inline float weight_of(const Weights& w, std::int64_t start, std::int
 // kKept: so many loads of a thread are kept in registers, and cover the whole run; 0: the values are read twice.
 template <typename T, int kValues, int kKept>
 __global__ void __launch_bounds__(kStridedThreads, 2) strided_kernel(const __grid_constant__ Args a) {
+  wait_for_earlier_grids();
   const int units_per_block = kStridedThreads / (a.columns * a.slices);
   const std::int64_t units = a.outer * a.tiles;
   const bool twice = sizeof(T) == 2 && a.round_type != RMS_NORM_FLOAT32;
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(kStridedThreads, 2) strided_kernel(const __gri
 // Arithmetic in float64.
 template <typename T>
 __global__ void __launch_bounds__(kStridedThreads, 2) float64_strided_kernel(const __grid_constant__ Args a) {
+  wait_for_earlier_grids();
   const int units_per_block = kStridedThreads / (a.columns * a.slices);
   const std::int64_t units = a.outer * a.tiles;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * units_per_block; first < units;

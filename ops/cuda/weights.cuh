@@ -47,13 +47,13 @@ template <typename C>
 __device__ inline C weight_at(const Weights& w, std::int64_t offset, std::int32_t round_type) {
   switch (w.type) {
     case RMS_NORM_FLOAT32:
-      return round_to(static_cast<C>(__ldg(static_cast<const float*>(w.data) + offset)), round_type);
+      return round_to(static_cast<C>(load_constant(static_cast<const float*>(w.data) + offset)), round_type);
     case RMS_NORM_FLOAT16:
-      return round_to(static_cast<C>(widen(__ldg(static_cast<const Half*>(w.data) + offset))), round_type);
+      return round_to(static_cast<C>(widen(load_constant(static_cast<const Half*>(w.data) + offset))), round_type);
     case RMS_NORM_BFLOAT16:
-      return round_to(static_cast<C>(widen(__ldg(static_cast<const Bfloat*>(w.data) + offset))), round_type);
+      return round_to(static_cast<C>(widen(load_constant(static_cast<const Bfloat*>(w.data) + offset))), round_type);
     default:
-      return static_cast<C>(round_to(__ldg(static_cast<const double*>(w.data) + offset), round_type));
+      return static_cast<C>(round_to(load_constant(static_cast<const double*>(w.data) + offset), round_type));
   }
 }
 
@@ -77,7 +77,7 @@ struct WeightChunk {
   // Chunk `index` from `base`, or its first value everywhere.
   __device__ void load(const void* base, std::int64_t index, bool single) {
     if (single) {
-      raw[0] = splat(__ldg(static_cast<const S*>(base)));
+      raw[0] = splat(load_constant(static_cast<const S*>(base)));
 #pragma unroll
       for (int i = 1; i < kParts; ++i) raw[i] = raw[0];
       return;

@@ -1,7 +1,6 @@
 /*
  * The contract of rms_norm.h on an NVIDIA GPU. Every pointer of the params but the struct itself is a device pointer;
- * meaning, aliasing and accuracy are the same. What version 2 of the struct added is not there yet: a call that asks
- * for any of it is refused with RMS_NORM_BAD_TYPE. The struct may be changed or freed as soon as the call returns.
+ * meaning, aliasing and accuracy are the same. The struct may be changed or freed as soon as the call returns.
  */
 #ifndef RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
 #define RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
@@ -28,7 +27,8 @@ RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void*
 /* The sentence that belongs to a code of either header; never NULL, never to be freed. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);
 
-/* The architectures that this library has kernels for, as in "80-real 90-real 100"; "" where it was built without. */
+/* The architectures that this library has kernels for, as in "75-real 80-real 90-real 100"; "" where it was built
+ * without. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_architectures(void);
 
 /* The CUDA version that this library was built with, as in 13000 for 13.0; 0 where it was built without. A driver that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from rmsnorm_deploy.check.exact import Truth, by_definition
+from rmsnorm_deploy.check.exact import ONLY_WAY_NODES, Truth, by_definition
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.op.dtypes import FLOAT32, SIXTEEN_BIT, TYPES, FloatType
 from rmsnorm_deploy.run.inputs import Array, Feeds, element_type
@@ -90,14 +90,14 @@ class Original:
             try:
                 return Runner(self.model)
             except Exception as second:
-                if by_definition(self.model, feeds) is None:
+                if by_definition(self.model, feeds, limit=ONLY_WAY_NODES) is None:
                     raise MissingEnvironment(
                         f"onnxruntime {onnxruntime().__version__} does not load the original: {first_line(first)}",
                         "Verify where the original runs: with another onnxruntime, or with its own custom operators.",
                     ) from second
                 self._loads[True] = False
                 self.notes.append("onnxruntime does not load the original; onnx's reference evaluator ran it")
-                return lambda given: by_definition(self.model, given) or []
+                return lambda given: by_definition(self.model, given, limit=ONLY_WAY_NODES) or []
 
     def loads(self, optimise: bool) -> bool:
         """Whether onnxruntime loads the original this way."""

@@ -10,6 +10,10 @@ import numpy as np
 from rmsnorm_deploy.errors import VerificationFailed
 
 SCHEMA_VERSION = 1
+_LUCK = 1.5
+"""How many times the original's worst error that of an equally exact model may be: each is of a few sets of inputs."""
+_LEAST_ULPS = 2.0
+"""In ULP of the row's largest value: that much comes of rounding changed weights, where an original has no error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,43 @@ class OutputCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class SiteCheck:
+    """One norm of the fused model, alone, against its place in the original.
+
+    Attributes:
+        name: the module of its scale, else its output.
+        output: the value that both models compute.
+        passed: within the tolerance, and rounded as the original is where the operator can round so.
+        error: the largest error of the fused norm, in ULP of the row's largest value, against float64.
+        original_error: the same of the original; None where there is no float64.
+        allowed: the tolerance in these units where the error is closest to it.
+        inputs: "received" in a run of the original, or "made": near the root of epsilon, huge, zero, constant rows.
+        index: where.
+        reason: why it did not pass, in a sentence; empty where it did.
+        fault: what is probably wrong, such as "epsilon: epsilon is 2e-06, expected 1e-06"; empty where it passed.
+    """
+
+    name: str
+    output: str
+    passed: bool
+    error: float
+    original_error: float | None
+    allowed: float
+    inputs: str
+    index: tuple[int, ...] = ()
+    reason: str = ""
+    fault: str = ""
+
+    def __str__(self) -> str:
+        """The line for people."""
+        own = "" if self.original_error is None else f", original {self.original_error:.2g} ULP"
+        text = f"norm {self.name}: fused {self.error:.2g} ULP{own}"
+        if not self.passed:
+            text += f"; {self.reason} ({self.inputs} rows)"
+        return text + (f"; probably {self.fault}" if self.fault else "")
+
+
+@dataclasses.dataclass(frozen=True)
 class VerificationResult:
     """What a verification found.
 
@@ -53,6 +94,7 @@ class VerificationResult:
         seed: of the generator that made them.
         onnxruntime: its version.
         notes: what a reader should know, one sentence each.
+        sites: every norm alone, in the order of the graph.
     """
 
     checks: tuple[OutputCheck, ...]
@@ -64,11 +106,17 @@ class VerificationResult:
     seed: int
     onnxruntime: str
     notes: tuple[str, ...] = ()
+    sites: tuple[SiteCheck, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed, and there was one."""
-        return bool(self.checks) and all(c.passed for c in self.checks)
+        """Whether every check passed, of outputs and of norms, and there was one of an output."""
+        return bool(self.checks) and all(c.passed for c in self.checks) and self.first_fault is None
+
+    @property
+    def first_fault(self) -> SiteCheck | None:
+        """The first norm in the order of the graph that differs from its original by itself."""
+        return next((s for s in self.sites if not s.passed), None)
 
     @property
     def worst(self) -> OutputCheck | None:
@@ -81,6 +129,8 @@ class VerificationResult:
         worst = self.worst
         if worst is None:
             return "nothing was compared"
+        if self.first_fault is not None:
+            return str(self.first_fault)
         if not worst.passed:
             return f"output '{worst.output}' ({worst.run}, {worst.inputs} inputs): {worst.reason}"
         return f"{len(self.checks)} comparisons agree; worst error {worst.error:.3g} ULP, allowed {worst.allowed:.3g}"
@@ -97,10 +147,27 @@ class VerificationResult:
                 "See all outputs with 'rmsnorm-deploy verify ORIGINAL FUSED'.",
             )
 
+    def require_no_less_exact(self) -> None:
+        """Raise where the worst error of a way to run the model is larger than the original's own, but for luck.
+
+        Nothing can be said where there is no truth that the original has an error against.
+
+        Raises:
+            VerificationFailed: it is.
+        """
+        for run in dict.fromkeys(c.run for c in self.checks):
+            pairs = [(c.error, c.original_error) for c in self.checks if c.run == run and c.original_error is not None]
+            worst, own = (max((p[i] or 0.0 for p in pairs), default=0.0) for i in (0, 1))
+            if worst > max(_LUCK * own, _LEAST_ULPS):
+                raise VerificationFailed(
+                    f"the result is less exact than its original: {worst:.3g} ULP ({run}), the original {own:.3g}",
+                    "Nothing was written; --no-verify writes it all the same.",
+                )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; keys are stable within :data:`SCHEMA_VERSION`. Infinite errors become null."""
         values = dataclasses.asdict(self)
-        for check in values["checks"]:
+        for check in [*values["checks"], *values["sites"]]:
             for key in ("error", "original_error", "allowed"):
                 if check[key] is not None and not np.isfinite(check[key]):
                     check[key] = None

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
 
+from rmsnorm_deploy.check.beginning import where_it_begins
 from rmsnorm_deploy.check.comparison import Comparison, is_whole_model
 from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.original import Original, narrowest_type
 from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
+from rmsnorm_deploy.check.site_check import check_sites
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.fusing.fuse import repaired
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.run.inputs import Array, Feeds, adversarial_inputs, element_type, fit_inputs, is_float, make_inputs
+from rmsnorm_deploy.run.inputs import (
+    Array,
+    Feeds,
+    adversarial_inputs,
+    element_type,
+    fit_inputs,
+    is_float,
+    make_inputs,
+    write_inputs,
+)
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Model, Runnable
@@ -37,6 +49,7 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     library: bool = True,
+    save_inputs: str | os.PathLike[str] | None = None,
 ) -> VerificationResult:
     """Run both models in onnxruntime on the CPU and compare every output.
 
@@ -44,6 +57,10 @@ def verify(
     twice the original's, or the few ULP of :data:`rmsnorm_deploy.check.comparison.TOLERANCE_ULPS`. The fused model runs
     with and without the library, with onnxruntime's optimizer and without, on normal inputs and on rows from 2^-10 to
     2^8 times their size (other integers where no input is a float).
+
+    Then every norm of the fused model is compared alone with its place in the original, on the values that it receives
+    in a run of the original and on rows near the root of epsilon, huge, zero and constant ones: ``sites`` of the
+    result. Not with ``rtol`` or ``atol``.
 
     Args:
         original: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -54,16 +71,20 @@ def verify(
         rtol: compare with the original itself, allowing ``atol + rtol * abs(original)`` per element.
         atol: as ``rtol``.
         library: run the fused model in the library's kernels too, where they are there.
+        save_inputs: a folder, made where it is missing, that gets every set of inputs as an ``.npz`` file.
 
     Raises:
         ModelError: a file cannot be read.
-        UsageError: the inputs do not fit the model.
+        UsageError: the inputs do not fit the model, or cannot be saved.
         MissingEnvironment: onnxruntime is not installed, or cannot run the original at all.
     """
     before = Runnable.of(original)
     after = Runnable.of(fused, before.home)
     problem = library_problem() if library else "not asked for"
     sets = list(_input_sets(before, inputs, shapes, seed))
+    if save_inputs is not None:
+        for name, feeds in sets:
+            write_inputs(Path(save_inputs) / f"{name}.npz", feeds)
     result = VerificationResult(
         checks=(),
         fused_nodes=count_ours(after.proto),
@@ -105,6 +126,11 @@ def verify(
             + (f" ({runs.notes[0]})" if runs.notes else ""),
             "Verify where they run: with another onnxruntime, or on the models' own device.",
         )
+    sites, said = check_sites(before, after, sets[0][1], seed) if rtol is None and atol is None else ([], [])
+    notes += said
+    if sites and not all(c.passed for c in runs.checks):
+        failing = next(c.inputs for c in runs.checks if not c.passed)
+        notes += where_it_begins(before, after, dict(sets).get(failing, sets[0][1]))
     notes += expected.notes + runs.notes + condition_of(after.proto).sentences
     if runs.kernels is not None and runs.kernels < result.fused_nodes:
         missing = result.fused_nodes - runs.kernels
@@ -115,6 +141,7 @@ def verify(
         kernel_nodes=runs.kernels,
         truth=expected.truth,
         notes=tuple(dict.fromkeys(notes)),
+        sites=tuple(sites),
     )
 
 

@@ -25,6 +25,7 @@ class Output:
         inputs: a file of inputs for the comparison.
         shapes: shapes of generated inputs, as the command line has them.
         seed: of the generator.
+        no_less_exact: a result whose error is larger than that of ``model`` is refused, too.
 
     Raises:
         UsageError: the options contradict each other, or the output cannot be written.
@@ -42,6 +43,7 @@ class Output:
         inputs: Path | None,
         shapes: list[str] | None,
         seed: int,
+        no_less_exact: bool = False,
     ) -> None:
         if output is None and not dry_run:
             raise UsageError("there is no output: -o is missing", f"Add '-o {example}', or --dry-run to write nothing.")
@@ -60,7 +62,7 @@ class Output:
             if is_there(model):
                 check_output(output_path(output), source=model, overwrite=force or dry_run)
         self._model, self._path, self._verify, self._force = model, output, verify, force
-        self._dry_run = dry_run
+        self._dry_run, self._no_less_exact = dry_run, no_less_exact
         self._asked: dict[str, Any] = {"inputs": load_inputs(inputs, model), "shapes": shapes_of(shapes), "seed": seed}
 
     def write(self, result: Any, report: Any, *, as_json: bool) -> None:
@@ -79,6 +81,8 @@ class Output:
 
                 compared = compare(self._model, staged, **self._asked)
                 compared.require()
+                if self._no_less_exact:
+                    compared.require_no_less_exact()
 
         with contextlib.ExitStack() as stack:
             saved = None

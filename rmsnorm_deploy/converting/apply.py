@@ -14,7 +14,7 @@ from rmsnorm_deploy.converting.contents import edited, lazy
 from rmsnorm_deploy.converting.decide import Decision
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.converting.stream import How, Stream
-from rmsnorm_deploy.converting.writers import is_leaf, read, require_place, tensor_of, vector_behind
+from rmsnorm_deploy.converting.writers import is_leaf, read, require_place, stored, tensor_of, vector_behind
 from rmsnorm_deploy.converting.writing import Writer, take_over
 from rmsnorm_deploy.fusing.names import Names
 from rmsnorm_deploy.model.dead import remove_dead
@@ -42,7 +42,7 @@ def biases(facts: Facts, decision: Decision) -> Biases:
     """
     edited = {value for stream in decision.converted for value, _ in stream.constants}
     for value in edited:
-        tensor = tensor_of(value) if is_leaf(value) else None
+        tensor = tensor_of(stored(value)) if is_leaf(value) else None
         if tensor is not None:
             require_place(tensor, value.name)
     norms = [n for stream in decision.converted for n in stream.norms if n.is_operator and n.bias is not None]
@@ -188,7 +188,7 @@ class Applier:
         for value, source in stream.sources.items():
             made = self._centred.get((value, source.axis))
             if made is None:
-                nodes = self._writer.centring(value, source.axis)
+                nodes = self._writer.zero(value) if source.is_flat else self._writer.centring(value, source.axis)
                 _insert_behind(value, nodes)
                 made = self._centred[value, source.axis] = nodes[-1].outputs[0]
             for node, index in stream.edges.get(value, ()):

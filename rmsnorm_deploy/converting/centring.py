@@ -37,6 +37,9 @@ def centred(array: Array, axis: int, scales: Sequence[Array] = ()) -> Array:
         array: of a float type.
         axis: along which the features lie, counted from the end; one that it does not have makes zeros.
         scales: vectors of one number for each feature.
+
+    Raises:
+        FloatingPointError: a number is too large for its type without the mean.
     """
     if -axis > array.ndim or array.size == 0:
         return np.zeros_like(array)
@@ -44,7 +47,9 @@ def centred(array: Array, axis: int, scales: Sequence[Array] = ()) -> Array:
     others = [a for a in range(array.ndim) if a != array.ndim + axis]
     result = np.empty(array.shape, array.dtype)
     for place in _blocks(array.shape, others):
-        result[place] = without_mean(scaled(array[place], axis, scales), axis).astype(array.dtype)
+        wide = without_mean(scaled(array[place], axis, scales), axis)
+        with np.errstate(over="raise", invalid="ignore"):
+            result[place] = wide.astype(array.dtype)
     return result
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.converting.centring import Array, centred
 from rmsnorm_deploy.converting.stream import How
 from rmsnorm_deploy.converting.writers import read, tensor_of, vector_behind
+from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.model.made import OUTSIDE
+
+_LEAST_NORMAL = 2.0**-14
+"""Of float16: below it, numbers have fewer digits the smaller they are."""
 
 
 def edited(tensor: ir.TensorProtocol, name: str | None, how: How) -> Callable[[], Array]:
@@ -23,9 +28,39 @@ def edited(tensor: ir.TensorProtocol, name: str | None, how: How) -> Callable[[]
         scales.append((held, value.name))
 
     def new() -> Array:
-        return centred(read(tensor, name), how.axis, [read(t, n).reshape(-1) for t, n in scales])
+        try:
+            return centred(read(tensor, name), how.axis, [read(t, n).reshape(-1) for t, n in scales])
+        except FloatingPointError as error:
+            raise ModelError(
+                f"'{name}' without its mean does not fit into its type, {tensor.dtype.name}",
+                "The model is left as it is: its LayerNorms cannot be converted.",
+            ) from error
 
     return new
+
+
+def spoilt(tensor: ir.TensorProtocol, name: str | None, how: How) -> tuple[str, bool]:
+    """Why a tensor of float16 has no room for its new content, in one sentence without a full stop; nothing if it has.
+
+    Other types have it, but for numbers that no model has.
+
+    Returns:
+        The reason, and whether the values that it writes have no room either.
+
+    Raises:
+        ModelError: the data are not there.
+    """
+    if tensor.dtype != ir.DataType.FLOAT16:
+        return "", False
+    try:
+        largest = np.abs(edited(tensor, name, how)()).max(initial=0)
+    except ModelError as error:
+        if isinstance(error.__cause__, FloatingPointError):
+            return f"'{name}' without its mean is too large for float16", True
+        raise
+    if how.scales and largest < _LEAST_NORMAL:
+        return f"'{name}' is too small for float16 with its scale", False
+    return "", False
 
 
 def lazy(like: ir.TensorProtocol, name: str | None, content: Callable[[], Array]) -> ir.LazyTensor:
@@ -36,6 +71,6 @@ def lazy(like: ir.TensorProtocol, name: str | None, content: Callable[[], Array]
         return ir.Tensor(content().astype(dtype.numpy(), copy=False), dtype=dtype, name=name)
 
     made = ir.LazyTensor(evaluate, dtype, ir.Shape(like.shape.numpy()), name=name)
-    if isinstance(like, ir.ExternalTensor):
+    if isinstance(like, ir.ExternalTensor) or (isinstance(like, ir.LazyTensor) and like.meta.get(OUTSIDE)):
         made.meta[OUTSIDE] = True
     return made

@@ -99,15 +99,18 @@ def _skip(node: ir.Node, names: Names) -> Apart | None:
     if x is None or skip is None or gamma is None or any(_is_used(o) for o in node.outputs[1:3]):
         return None
     name = node_name(node)
-    nodes = [_node("Add", [x, skip], f"{name}_sum", names, x)]
-    if bias is not None:
-        nodes.append(_node("Add", [nodes[-1].outputs[0], bias], f"{name}_biased", names, x))
+    # the bias first, as behind a product: the last addition is then that of a residual, which goes into the norm
+    nodes = [] if bias is None else [_node("Add", [skip, bias], f"{name}_biased", names, x)]
+    total = _node("Add", [x, nodes[0].outputs[0] if nodes else skip], f"{name}_sum", names, x)
+    nodes.append(total)
     apart = _finished(node, names, nodes, gamma, beta, 3)
 
     def now() -> Inputs:
         norm = apart.norm
-        found = [*nodes[0].inputs, norm.inputs[1], norm.inputs[2] if beta is not None else None]
-        return _given([*found, nodes[1].inputs[1] if bias is not None else None])
+        added = [total.inputs[1], None] if bias is None else [*nodes[0].inputs]
+        return _given(
+            [total.inputs[0], added[0], norm.inputs[1], norm.inputs[2] if beta is not None else None, added[1]]
+        )
 
     apart.inputs = now
     return apart

@@ -27,6 +27,7 @@ from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.made import put_inside, set_aside
 from rmsnorm_deploy.recognise.engine import facts_of
 from rmsnorm_deploy.recognise.facts import node_name
+from rmsnorm_deploy.recognise.output import BELONGS
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 OLDEST_OPSET = 11
@@ -88,9 +89,12 @@ def convert(
         if dry_run:
             _, report = _converted(own, dry_run=True)
             return (model if isinstance(model, (onnx.ModelProto, ir.Model)) else own), report
-        result, report = _converted(own, dry_run=False)
+        # of the forms, only our own has an operator with a bias
+        result, report = _converted(own, dry_run=False, marks=fuse and wanted is Form.PLUGIN)
         if fuse:
             result, fusion = fuse_norms(result, form=wanted)
+            for node in _nodes(result):
+                node.metadata_props.pop(BELONGS, None)
             report = dataclasses.replace(
                 report, fusion=fusion, ops_after=fusion.ops_after, warnings=(*report.warnings, *fusion.warnings)
             )
@@ -116,7 +120,7 @@ def _own(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model
         ) from error
 
 
-def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionReport]:
+def _converted(model: ir.Model, *, dry_run: bool, marks: bool = False) -> tuple[ir.Model, ConversionReport]:
     """``model``, which is changed, and what was done to it."""
     opset = opset_of(model)
     if opset < OLDEST_OPSET:
@@ -144,7 +148,7 @@ def _converted(model: ir.Model, *, dry_run: bool) -> tuple[ir.Model, ConversionR
         put_together(apart, ())
         return model, report
     done = {norm.node for stream in decision.converted for norm in stream.norms}
-    Applier(decision, found, Writer(facts, names, opset, model.graph), names).run()
+    Applier(decision, found, Writer(facts, names, opset, model.graph, marks=marks), names).run()
     put_together(apart, done)
     return model, dataclasses.replace(report, ops_after=count_ops(scopes(model)))
 

@@ -86,11 +86,12 @@ def _leave_post_norm(streams: Iterable[Stream]) -> None:
 
 def _costs_more(stream: Stream) -> Obstacle | None:
     """Whether the explicit centrings cost more than the norms win."""
-    if len(stream.norms) >= NORMS_FOR_A_CENTRING * len(stream.sources):
+    sources = [source for source in stream.sources.values() if not source.is_flat]
+    if len(stream.norms) >= NORMS_FOR_A_CENTRING * len(sources):
         return None
-    first, *more = stream.sources.values()
+    first, *more = sources
     reasons = first.reason + (f", and {len(more)} more such" if more else "")
-    count = f"{_number(len(stream.sources), 'centring')} at run time for {_number(len(stream.norms), 'norm')}"
+    count = f"{_number(len(sources), 'centring')} at run time for {_number(len(stream.norms), 'norm')}"
     return Obstacle(f"{reasons}; {count} would not win", first.node)
 
 

@@ -52,7 +52,11 @@ def product(at: At) -> Parts:
             value = at.value(scale)
             if value is not None and at.facts.is_constant_expression(value) and not at.flat(scaled):
                 shape = at.facts.shape(value) or ()
-                if math.prod(d for d in shape if isinstance(d, int)) == shape[at.axis]:
+                # one of a higher rank gives the product dimensions that are missing once it is folded
+                if (
+                    len(shape) <= at.rank(scaled)
+                    and math.prod(d for d in shape if isinstance(d, int)) == shape[at.axis]
+                ):
                     return [Part(scaled, at.axis, scale=value)]
     raise Refusal("it multiplies features by different numbers")
 
@@ -194,7 +198,25 @@ def resize(at: At) -> Parts:
         raise Refusal("its shapes are not known")
     if source[at.axis] != target[at.axis] or not isinstance(source[at.axis], int):
         raise Refusal("it may change the number of features")
+    if not _keeps_in_place(at, len(source)):
+        raise Refusal("it may move features between their places")
     return first(at)
+
+
+def _keeps_in_place(at: At, rank: int) -> bool:
+    """Whether a Resize leaves the feature axis alone: a factor such as 1.05 keeps the number, but no feature."""
+    axes = at.integers(len(at.node.inputs), "axes")
+    resized = list(range(rank)) if axes is None else [a % rank for a in axes]
+    if rank + at.axis not in resized:
+        return True
+    policy = at.node.attributes.get("keep_aspect_ratio_policy")
+    if policy is not None and str(policy.value) != "stretch":
+        return False
+    factors = at.value(2)
+    if factors is None or 0 in (at.facts.shape(factors) or ()):
+        return at.value(3) is not None  # sizes: the factor is the quotient, which is 1
+    constant = None if factors.is_graph_input() else at.facts.constant(factors)
+    return constant is not None and float(constant.reshape(-1)[resized.index(rank + at.axis)]) == 1.0
 
 
 def mean(at: At) -> Parts:

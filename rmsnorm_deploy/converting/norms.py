@@ -23,7 +23,7 @@ _EPSILON = 1e-5
 _DOMAINS = (*AI_ONNX, "com.microsoft")
 """Where LayerNormalization is: onnxruntime writes its own into either."""
 _SHAPING = ("Unsqueeze", "Squeeze", "Reshape", "Cast", "Identity")
-_SQUARES = ("Pow", "Mul", "ReduceSumSquare", "ReduceL2")
+_SQUARES = ("ReduceSumSquare", "ReduceL2", "Cast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,11 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
     if not 0.0 <= epsilon < math.inf:
         raise Refusal("epsilon is negative or not finite")
     dtype = facts.dtype(x)
+    if dtype is None:
+        raise Refusal("the type of what it normalises is not known")
+    ranks = [facts.rank(v) for v in (x, *node.inputs[1:])]
+    if any(r is not None and ranks[0] is not None and r > ranks[0] for r in ranks[1:]):
+        raise Refusal("its scale or bias has more dimensions than x")
     if any(v is not None and facts.dtype(v) not in (dtype, ir.DataType.FLOAT) for v in node.inputs):
         raise Refusal("its scale or bias is of another type than x")
     return Norm(node, x, epsilon)
@@ -133,7 +138,9 @@ def _spelled_out(facts: Facts, node: ir.Node) -> Norm | None:
         if x is None or mean is None or not facts.same_shape(node.outputs[0], x):
             continue
         differences = tuple(_differences(facts, mean, x))
-        squares = [n for n, _ in node.outputs[0].uses() if is_op(n, *_SQUARES, "Cast")]
+        readers = [n for n, _ in node.outputs[0].uses()]
+        # of another power, such as 1, nothing but rounding may be left, which is not the same afterwards
+        squares = [n for n in readers if is_op(n, *_SQUARES) or squared_by(facts, n) is not None]
         if differences or squares:
             shifts = list(_shifts(facts, mean, x))
             return Norm(

@@ -31,12 +31,14 @@ class Source:
         axis: its feature axis.
         reason: why it cannot be, in one sentence without a full stop.
         node: name of the node that stands in the way.
+        is_flat: it has no feature axis, being the same for all features: without its mean it is 0.
     """
 
     value: ir.Value
     axis: int
     reason: str
     node: str
+    is_flat: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 import onnx_ir as ir
 
 from rmsnorm_deploy.converting.at import Part
+from rmsnorm_deploy.converting.contents import spoilt
 from rmsnorm_deploy.converting.moves import ahead, behind
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.converting.stream import Constant, How, Obstacle, Source, Stream
-from rmsnorm_deploy.converting.writers import is_leaf, uneditable, vector_behind
+from rmsnorm_deploy.converting.writers import is_leaf, tensor_of, uneditable, vector_behind
 from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.refusal import Refusal
 
@@ -41,6 +42,7 @@ class Finder:
         self._helpers = helpers
         self._by_node: Mapping[ir.Node, Norm] = {norm.node: norm for norm in norms}
         self._place = {node: i for i, node in enumerate(self._by_node)}
+        self._looked_at: dict[tuple[ir.Value, How], tuple[str, bool]] = {}
 
     def stream(self, first: Norm, sources: Mapping[ir.Value, Source]) -> Stream:
         """The stream that ``first`` reads.
@@ -51,7 +53,7 @@ class Finder:
         """
         known = dict(sources)
         while True:
-            walk = _Walk(self._facts, self._by_node, self._helpers, known)
+            walk = _Walk(self._facts, self._by_node, self._helpers, known, self._looked_at)
             walk.run(first)
             if walk.obstacle is not None or not walk.new:
                 break
@@ -76,8 +78,10 @@ class _Walk:
         norms: Mapping[ir.Node, Norm],
         helpers: Collection[ir.Node],
         sources: Mapping[ir.Value, Source],
+        looked_at: dict[tuple[ir.Value, How], tuple[str, bool]],
     ) -> None:
         self._facts, self._norms, self._helpers, self._known = facts, norms, helpers, sources
+        self._looked_at = looked_at
         self.stream = Stream()
         self.new: dict[ir.Value, Source] = {}
         self.obstacle: Obstacle | None = None
@@ -131,7 +135,8 @@ class _Walk:
         self._cuts[value] = cut
         if value in self._known:
             source = self._known[value]
-            self.stream.sources[value] = dataclasses.replace(source, axis=how.axis)
+            is_flat = -how.axis > (self._facts.rank(value) or 0)
+            self.stream.sources[value] = dataclasses.replace(source, axis=how.axis, is_flat=is_flat)
             if how.scales:
                 self._cut(cut, source.reason, source.node)
         self._work.append(value)
@@ -186,7 +191,7 @@ class _Walk:
         if there is not None:
             return
         if is_leaf(value):
-            reason = uneditable(self._facts, value, how.axis, bool(how.scales))
+            reason = uneditable(self._facts, value, how.axis, bool(how.scales)) or self._spoilt(value, how)
             if reason:
                 self._cut(cut, reason, value.name or "")
             return
@@ -201,10 +206,23 @@ class _Walk:
             constant.parts[part.index] = How(part.axis, scales)
             self._enter(inner, constant.parts[part.index], cut, (node, part.index))
 
+    def _spoilt(self, value: ir.Value, how: How) -> str:
+        tensor = tensor_of(value)
+        if (value, how) not in self._looked_at:
+            self._looked_at[value, how] = ("", False) if tensor is None else spoilt(tensor, value.name, how)
+        reason, for_good = self._looked_at[value, how]
+        if for_good:
+            self.obstacle = self.obstacle or Obstacle(reason, value.name or "")
+        return reason
+
     def _cut(self, cut: tuple[ir.Value, int], reason: str, node: str) -> None:
         value, axis = cut
         if value in self._known:
             self.obstacle = self.obstacle or Obstacle(reason, node)
+        elif self._facts.rank(value) is None or self._facts.dtype(value) is None:
+            # it would have to be centred as it is, along an axis that it may not have
+            unknown = f"{reason}; the rank or the type of '{value.name}' is not known"
+            self.obstacle = self.obstacle or Obstacle(unknown, node)
         else:
             self.new.setdefault(value, Source(value, axis, reason, node))
 

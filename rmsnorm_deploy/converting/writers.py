@@ -9,6 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.model.made import OUTSIDE
 from rmsnorm_deploy.op import FLOAT_TYPES
 from rmsnorm_deploy.recognise.facts import Facts, is_op
 
@@ -17,8 +18,27 @@ _MOVING = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "
 
 
 def is_leaf(value: ir.Value) -> bool:
-    """Whether a constant is a tensor of the file, and not computed from others."""
-    return value.is_initializer() or is_op(value.producer(), "Constant")
+    """Whether a constant is a tensor of the file, or one that is widened, and not computed from others.
+
+    What is stored in 16 bits and read in 32 is edited as it is read: its centred form has no room in 16 bits.
+    """
+    return value.is_initializer() or is_op(value.producer(), "Constant") or stored(value) is not value
+
+
+def stored(value: ir.Value) -> ir.Value:
+    """The leaf whose tensor is in the file: ``value``, or what it widens."""
+    node = value.producer()
+    inner = node.inputs[0] if node is not None and is_op(node, "Cast") and node.inputs else None
+    if inner is None or not (inner.is_initializer() or is_op(inner.producer(), "Constant")) or inner.is_graph_input():
+        return value
+    held, to = tensor_of(inner), _cast_to(node)
+    narrower = held is not None and to is not None and ir.DataType(held.dtype) in FLOAT_TYPES and to in FLOAT_TYPES
+    return inner if narrower and held is not None and to is not None and held.dtype.itemsize < to.itemsize else value
+
+
+def _cast_to(node: ir.Node | None) -> ir.DataType | None:
+    attribute = None if node is None else node.attributes.get("to")
+    return None if attribute is None or attribute.is_ref() else ir.DataType(int(attribute.value))
 
 
 def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
@@ -26,8 +46,24 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
     node = value.producer()
     if node is None:
         return value.const_value
+    if is_op(node, "Cast"):
+        inner, to = stored(value), _cast_to(node)
+        held = None if inner is value else tensor_of(inner)
+        return None if held is None or to is None else _widened(held, inner.name, to)
     attribute = node.attributes.get("value")
     return None if attribute is None or attribute.is_ref() else attribute.value
+
+
+def _widened(held: ir.TensorProtocol, name: str | None, to: ir.DataType) -> ir.LazyTensor:
+    """``held`` in a wider type."""
+
+    def wide() -> ir.Tensor[Any]:
+        return ir.Tensor(read(held, name).astype(to.numpy()), dtype=to, name=name)
+
+    made = ir.LazyTensor(wide, to, ir.Shape(held.shape.numpy()), name=name)
+    if isinstance(held, ir.ExternalTensor):
+        made.meta[OUTSIDE] = True
+    return made
 
 
 def uneditable(facts: Facts, value: ir.Value, axis: int, is_scaled: bool) -> str:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.output import BELONGS
 
 FLOAT = ir.DataType.FLOAT
 _WIDENED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -23,10 +24,12 @@ class Writer:
         names: gives names.
         opset: the ai.onnx opset of the model.
         root: the main graph.
+        marks: biases are marked as parts of their norms, for GeneralRMSNorm.
     """
 
-    def __init__(self, facts: Facts, names: Names, opset: int, root: ir.Graph) -> None:
+    def __init__(self, facts: Facts, names: Names, opset: int, root: ir.Graph, *, marks: bool = False) -> None:
         self._facts, self._names, self._opset, self._root = facts, names, opset, root
+        self._marks = marks
         self._constants = Constants(names)
         self._nodes: list[ir.Node] = []
 
@@ -47,7 +50,11 @@ class Writer:
             if value is not None:
                 given = self._facts.dtype(value) or wide
                 y = self._op(op_type, [y, self._cast(value, given, wide, f"{name}_wide")], f"{name}_y", wide, like)
-        self._cast(y, wide, norm.output.dtype or dtype, f"{name}_narrow")
+                if op_type == "Add" and self._marks:
+                    self._nodes[-1].metadata_props[BELONGS] = "1"
+        y = self._cast(y, wide, self._output_type(norm), f"{name}_narrow")
+        if y.shape is None:
+            y.shape = _likely(self._facts, norm.x)
         return self._taken()
 
     def centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
@@ -63,6 +70,16 @@ class Writer:
         minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
         negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
         self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
+        return self._taken()
+
+    def _output_type(self, norm: Norm) -> ir.DataType:
+        """That of onnxruntime's own LayerNormalization, which is older than the standard's, is its scale's."""
+        return norm.output.dtype or self._facts.dtype(norm.scale) or self._facts.dtype(norm.x) or FLOAT
+
+    def zero(self, value: ir.Value) -> list[ir.Node]:
+        """``value`` without its mean where it is the same for all features."""
+        name, dtype = f"{value.name or 'value'}_centred", self._facts.dtype(value) or FLOAT
+        self._op("Mul", [value, self._constant(np.float64(0.0), dtype, f"{name}_factor")], name, dtype, value)
         return self._taken()
 
     def _taken(self) -> list[ir.Node]:
@@ -99,6 +116,12 @@ class Writer:
         node.name = self._names.unique(f"{output.name}_node")
         self._nodes.append(node)
         return output
+
+
+def _likely(facts: Facts, value: ir.Value) -> ir.Shape | None:
+    """The sizes of ``value`` that are known as numbers: onnxruntime infers nothing behind an operator of ours."""
+    shape = facts.shape(value)
+    return None if shape is None else ir.Shape([d if isinstance(d, int) else None for d in shape])
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:

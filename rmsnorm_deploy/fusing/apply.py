@@ -104,8 +104,10 @@ class _Rewriter:
         self._touched.graph(graph)
         match = self._current(match)
         constant = functools.partial(self._constants.value, root)
-        # a local function imports versions of its own
-        own = {"": opset_of(root)} if isinstance(root, ir.Function) else {}
+        own = {}
+        if isinstance(root, ir.Function):  # it imports versions of its own
+            _bring_up(root, opset_of(self._model))
+            own = {"": opset_of(root)}
         draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
         made = draft.as_declared(self._writer.emit(match, draft))
         anchor = match.nodes[-1]
@@ -188,6 +190,27 @@ def _supply(plan: Plan) -> list[tuple[onnx.FunctionProto, ir.Function]]:
             model.functions[function.identifier()] = function
             bodies.append((body, function))
     return bodies
+
+
+def _bring_up(function: ir.Function, opset: int) -> None:
+    """Let a function import the model's ``opset``, where that is another and all its operators are the same in both.
+
+    onnx's checker accepts only operators in a function that are those of the model's opset, too; what is written for a
+    norm may differ between the two.
+    """
+    own = opset_of(function)
+    operators = {node.op_type for node in function.all_nodes() if node.domain in AI_ONNX}
+    if own != opset and all(_since(name, own) == _since(name, opset) for name in operators):
+        name = next((n for n in AI_ONNX if n in function.opset_imports), "")
+        function.opset_imports[name] = opset
+
+
+def _since(operator: str, opset: int) -> int:
+    """The opset in which an operator of ai.onnx became what it is in ``opset``; 0 where it is unknown there."""
+    try:
+        return int(onnx.defs.get_schema(operator, opset).since_version)
+    except onnx.defs.SchemaError:
+        return 0
 
 
 def _is_ordered(graph: ir.Graph | ir.Function) -> bool:

@@ -203,6 +203,7 @@ class Draft:
             return self.constant(f"{self._name}_scale", full(self._shape_of_one(), match.factor, wide))
         number, shape = number_in(match.scale), self._shape_of_one()
         if number is not None and shape:  # one number, written for each feature as :meth:`_with_features` does
+            self.scale_type = wide
             product = number.astype(wide.numpy()) * wide.numpy().type(match.factor)
             return self.constant(f"{self._name}_scale", full(shape, product, wide))
         scale = self.as_type(match.scale, wide)

@@ -35,7 +35,7 @@ def cut(
         if name in makers:
             node = makers[name]
             kept.add(id(node))
-            wanted += _reads(node)
+            wanted += reads(node)
         elif name in initializers:
             tensors.append(initializers[name])
         else:
@@ -90,11 +90,12 @@ def _declared(graph: GraphProto) -> dict[str, int]:
     return {v.name: v.type.tensor_type.elem_type for v in values if v.type.tensor_type.elem_type}
 
 
-def _reads(node: NodeProto) -> list[str]:
+def reads(node: NodeProto) -> list[str]:
+    """Names of the values that a node reads, those that its subgraphs capture included."""
     names = list(node.input)
     for _, _, graph in subgraphs(node):
         inner = {v for n in graph.node for v in n.output} | {v.name for v in graph.input}
         inner |= {t.name for t in graph.initializer}
-        names += [v for n in graph.node for v in _reads(n) if v not in inner]
+        names += [v for n in graph.node for v in reads(n) if v not in inner]
         names += [o.name for o in graph.output if o.name not in inner]
     return names

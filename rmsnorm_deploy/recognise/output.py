@@ -16,6 +16,9 @@ from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.state import State
 from rmsnorm_deploy.recognise.step import PRODUCT, Alternative, Step
 
+BELONGS = "rmsnorm_deploy.bias"
+"""In the ``metadata_props`` of an Add: that it adds the bias of the norm in front of it, and is to be part of that."""
+
 
 def cast(step: Step) -> State:
     """A Cast of the normalised value, which rounds it or widens it again."""
@@ -75,9 +78,9 @@ def _without_expand(facts: Facts, scale: ir.Value, x: ir.Value) -> ir.Value:
 
 
 def plus_bias(step: Step) -> State:
-    """The bias of a norm that needs GeneralRMSNorm anyway."""
+    """The bias of a norm that needs GeneralRMSNorm anyway, or of one that was a LayerNorm, whose bias came with it."""
     state, facts = step.state, step.facts
-    if not state.needs_general:
+    if not (state.needs_general or step.node.metadata_props.get(BELONGS)):
         raise Refusal("a bias alone stays an Add after the norm")
     if state.bias is not None:
         raise Refusal("has a bias already")

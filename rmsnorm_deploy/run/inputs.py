@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.model.dims import evaluated, names_in
+from rmsnorm_deploy.run.decoder import Decoder, decoder_of
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -56,6 +57,9 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0) -> Feeds:
     """Deterministic inputs: normal floats, small integers, ones for masks, 0, 1, 2, ... for positions.
 
+    A decoder's caches, mask, positions and tokens get sizes that agree, whatever its dimensions are called; positions
+    then start behind the past.
+
     Args:
         model: its graph's inputs are filled.
         shapes: shapes of some inputs by name; their symbolic dimensions then hold for the other inputs as well.
@@ -78,6 +82,9 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
     for value in values:
         if value.name in given:
             _bind(value, given[value.name], sizes)
+    past = 0
+    if decoder := decoder_of(model, values):
+        past = _relate(decoder, sizes)
     declared = frozenset(d.dim_param for v in values for d in v.type.tensor_type.shape.dim if d.dim_param)
     feeds = {}
     left = MOST_ELEMENTS
@@ -93,7 +100,7 @@ def make_inputs(model: ModelProto, shapes: Mapping[str, Sequence[int]] | None = 
             )
         if not _is_a_type(value.type.tensor_type.elem_type):
             raise UsageError(f"input '{value.name}' states no element type", "Export the model again.")
-        feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng)
+        feeds[value.name] = _fill(value.name, value.type.tensor_type.elem_type, shape, rng, past)
     return feeds
 
 
@@ -137,6 +144,23 @@ def load_inputs(path: str | Path, model: ModelProto) -> Feeds:
             f"{path} is not a readable .npz file", "Write it with numpy.savez(path, name=array)."
         ) from error
     return fit_inputs(arrays, model)
+
+
+def write_inputs(path: Path, feeds: Feeds) -> None:
+    """Write ``feeds`` to an ``.npz`` file that :func:`load_inputs` reads; bfloat16 as float32, which holds it exactly.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            arrays: dict[str, Any] = {
+                k: v.astype(np.float32) if v.dtype.name == "bfloat16" else v for k, v in feeds.items()
+            }
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", "Name a folder that can be written.") from error
 
 
 def fit_inputs(arrays: Mapping[str, Array], model: ModelProto) -> Feeds:
@@ -209,6 +233,26 @@ def _shape(value: ValueInfoProto, sizes: dict[str, int], declared: frozenset[str
     )
 
 
+def _relate(decoder: Decoder, sizes: dict[str, int]) -> int:
+    """Give the decoder's unrelated dimensions sizes that agree, and say how long the past is."""
+    none: frozenset[str] = frozenset()
+    batch = next((sizes[n] for n in decoder.batch if n in sizes), None)
+    if batch is None:
+        batch = min((_symbolic(n, {}, none) for n in decoder.batch), default=1)
+    past = next((sizes[n] for n in decoder.past if n in sizes), None)
+    if past is None:
+        past = min(_symbolic(n, {}, none) for n in decoder.past)
+    total = next((sizes[n] for n in decoder.total if n in sizes), None)
+    new = next((sizes[n] for n in decoder.new if n in sizes), None)
+    if new is None:
+        default = min((_symbolic(n, {}, none) for n in decoder.new), default=1)
+        new = default if total is None or total <= past else total - past
+    for names, size in ((decoder.batch, batch), (decoder.past, past), (decoder.new, new), (decoder.total, past + new)):
+        for name in names:
+            sizes.setdefault(name, size)
+    return past
+
+
 def _symbolic(name: str, sizes: dict[str, int], declared: frozenset[str]) -> int:
     """The size of a symbolic dimension; exporters also write arithmetic such as "past_len + seq_len" or "2*seq"."""
     if name in sizes:
@@ -231,7 +275,7 @@ def _symbolic(name: str, sizes: dict[str, int], declared: frozenset[str]) -> int
     return sizes.setdefault(name, default) if name else default
 
 
-def _fill(name: str, data_type: int, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+def _fill(name: str, data_type: int, shape: tuple[int, ...], rng: np.random.Generator, past: int) -> Array:
     dtype, word = _numpy_type(data_type), name.lower()
     if data_type == TensorProto.BOOL or "mask" in word:
         return np.ones(shape, dtype)
@@ -239,7 +283,7 @@ def _fill(name: str, data_type: int, shape: tuple[int, ...], rng: np.random.Gene
         return np.full(shape, "a", dtype)
     if np.issubdtype(dtype, np.integer):
         if "position" in word and shape:
-            return np.broadcast_to(np.arange(shape[-1], dtype=dtype), shape).copy()
+            return np.broadcast_to(past + np.arange(shape[-1], dtype=dtype), shape).copy()
         return rng.integers(0, 8, shape).astype(dtype)
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
 

@@ -19,10 +19,12 @@ from rmsnorm_deploy.model.leftovers import temporary_folder
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.tvm.artefact import carried, cubin, linking, weights
 from rmsnorm_deploy.tvm.artefact import description as describing
+from rmsnorm_deploy.tvm.artefact.arrays import numpy_of
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
-from rmsnorm_deploy.tvm.passes import pipeline
+from rmsnorm_deploy.tvm.passes import constants, pipeline
+from rmsnorm_deploy.tvm.schedules.products.weight import Laid
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
 from rmsnorm_deploy.tvm.steps import Steps, Told
 from rmsnorm_deploy.tvm.targets import blas as libraries
@@ -125,8 +127,8 @@ def compile(
     _check_free(folder)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     prefix = None if library is None else library.prefix
-    names = (name for name, _ in pipeline.passes(resolved, blas=prefix))
-    steps = Steps((_READ, _IMPORT, *names, *_AFTER_PASSES), progress)
+    passes = pipeline.passes(resolved, schedules, prefix)
+    steps = Steps((_READ, _IMPORT, *(name for name, _ in passes), *_AFTER_PASSES), progress)
     steps.begin(_READ)
     ready = prepared(model)
     steps.begin(_IMPORT)
@@ -135,11 +137,11 @@ def compile(
     norms = sum(n.domain == DOMAIN and n.op_type.removeprefix(PREFIX) in NORMS.values() for n in proto.graph.node)
     try:
         dump = None if dump_ir is None else Path(dump_ir)
-        module = pipeline.run(imported, resolved, dump, schedules, prefix, steps.begin)
+        module = pipeline.through(passes, imported, resolved, dump, steps.begin)
         steps.begin(_BUILD)
         module = weights.as_arguments(module)
         with cubin.taken_out() as cuda_sources:
-            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode="compiled")
+            executable = tvm.relax.build(module, target=resolved, relax_pipeline=None, exec_mode=_mode(module))
     except RmsNormDeployError:
         raise
     except Exception as error:  # TVM's passes raise whatever comes
@@ -161,7 +163,10 @@ def compile(
         "outputs": [_value(v) for v in proto.graph.output],
         "not_empty": [str(label) for label in imported.attrs[POSITIVE]],
     }
-    values = weights.of(module)
+    values = [
+        *(tensor if laid is None else _InPanels(laid, tensor) for laid, tensor in constants.arguments_of(module)),
+        *weights.of(module),
+    ]
     with staging(folder) as stage:
         made = stage.folder / "made"
         made.mkdir()
@@ -191,6 +196,40 @@ def compile(
         if told is not None:
             told(result)
     return result
+
+
+_MOST_COMPILED = 256
+"""Steps of a model up to which their order is machine code, too.
+
+That saves 30 ns for each kernel, which many small ones notice. A model with more steps takes milliseconds, and LLVM
+takes seconds for them.
+"""
+
+
+def _mode(module: Any) -> str:
+    """How TVM's virtual machine runs ``main``."""
+    main = module[module.get_global_var("main")]
+    steps = sum(len(block.bindings) for block in main.body.blocks)
+    return "compiled" if steps <= _MOST_COMPILED else "bytecode"
+
+
+@dataclasses.dataclass(frozen=True)
+class _InPanels:
+    """A weight that is laid out when it is written."""
+
+    laid: Laid
+    tensor: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.laid.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.laid.dtype
+
+    def array(self) -> Any:
+        return self.laid.of(numpy_of(self.tensor))
 
 
 def _calls(module: Any) -> bool:

@@ -96,7 +96,7 @@ def test_the_kernels_of_tvm_are_launched_as_they_have_to_be(machine, tmp_path):
         given = ", ".join(f"*({kind}*)p[{i}]" for i, kind in enumerate(types))
         launches.append(
             f'extern "C" void {k.symbol}_launch(unsigned blocks, void** p) {{ emulator::run((const void*){k.symbol}, '
-            f"dim3(blocks), dim3({k.threads}), 0, [&] {{ {k.symbol}({given}); }}); }}"
+            f"dim3(blocks), dim3({k.threads}), 0, false, [&] {{ {k.symbol}({given}); }}); }}"
         )
     body = host_text(text)
     cuda = Cuda()

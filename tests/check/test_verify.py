@@ -12,6 +12,7 @@ import rmsnorm_deploy
 from rmsnorm_deploy import MissingEnvironment, UsageError, VerificationFailed
 from rmsnorm_deploy.check.verify import verify
 from rmsnorm_deploy.run.inputs import adversarial_inputs, fit_inputs, load_inputs, make_inputs, parse_shapes
+from tests.support.seeded import Norm
 
 pytest.importorskip("onnxruntime", reason="verification runs models in onnxruntime")
 
@@ -21,7 +22,7 @@ KINDS = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64"
 
 def norm(kind="float32", epsilon=1e-6, shape=("batch", 8, 64), opset=18, after=()):
     """One norm as exporters write it: Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul."""
-    data_type = KINDS[kind]
+    data_type = TensorProto.BFLOAT16 if kind == "bfloat16" else KINDS[kind]
     dtype = helper.tensor_dtype_to_np_dtype(data_type)
     scale = np.linspace(0.5, 1.5, shape[-1]).astype(dtype)
     tensors = [
@@ -334,3 +335,56 @@ def test_arrays_have_to_fit_the_inputs(tmp_path):
     (tmp_path / "g.npz").write_text("nothing")
     with pytest.raises(UsageError, match=r"not a readable \.npz"):
         load_inputs(tmp_path / "g.npz", model)
+
+
+# -- norms alone, inputs kept, where a difference begins ---------------------------------------------------------------
+
+
+def test_the_faulty_norm_is_named_where_the_outputs_agree():
+    path = next(p for p in SAMPLES if p.stem == "llama_float16")
+    spoilt = Norm(fused(path))
+    spoilt.set("epsilon", 2 * spoilt.attributes["epsilon"])
+    result = verify(path, spoilt.model, library=False)
+    assert all(c.passed for c in result.checks)
+    assert not result.passed
+    assert result.first_fault.output == spoilt.y
+    assert result.summary().startswith("norm m.model.layers.1.input_layernorm: fused ")
+    assert "probably epsilon" in result.summary()
+    assert [s["passed"] for s in result.to_dict()["sites"]].count(False) == 1
+    with pytest.raises(VerificationFailed, match=r"layers\.1\.input_layernorm"):
+        result.require()
+
+
+def test_it_is_said_where_a_whole_model_begins_to_differ():
+    path = next(p for p in SAMPLES if p.stem == "qwen3_float32")
+    wrong = fused(path)
+    weight = next(t for t in wrong.graph.initializer if t.name == "val_108")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(-3), weight.name))
+    result = verify(path, wrong, library=False)
+    assert not result.passed
+    assert result.first_fault is None
+    assert any("the first value that differs is" in n for n in result.notes), result.notes
+
+
+def test_inputs_are_kept_and_give_the_same_result(tmp_path):
+    path = next(p for p in SAMPLES if p.stem == "qwen3_float32")
+    first = verify(path, fused(path), library=False, save_inputs=tmp_path / "new" / "inputs")
+    files = sorted(p.name for p in (tmp_path / "new" / "inputs").iterdir())
+    assert files == ["normal.npz", "other.npz"]
+    again = load_inputs(tmp_path / "new" / "inputs" / "normal.npz", onnx.load(path))
+    second = verify(path, fused(path), library=False, inputs=again)
+    assert [c.error for c in second.checks if c.inputs == "given"] == [
+        c.error for c in first.checks if c.inputs == "normal"
+    ]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        verify(path, fused(path), library=False, save_inputs=tmp_path / "file" / "inputs")
+
+
+def test_bfloat16_is_verified_without_onnxruntimes_kernels():
+    original = norm("bfloat16")
+    result = verify(original, fused(original))
+    assert result.passed, result.summary()
+    assert len(result.sites) == 1
+    assert any("onnx's reference evaluator ran it" in n for n in result.notes)
+    assert not verify(original, with_attribute(fused(original), "epsilon", 1e-4)).passed

@@ -19,23 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rmsnorm_deploy import __version__
 from rmsnorm_deploy.cli import app as cli
+from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.model.load import load_proto
+from tests.support.seeded import Norm
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "models"
 LLAMA = SAMPLES / "llama_float16.onnx"
 ESCAPE = "\x1b"
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
@@ -711,3 +701,20 @@ def test_control_c_is_clean(tmp_path):
     assert child.returncode == 130
     assert err == "error: interrupted\n"
     assert listing(tmp_path) == []
+
+
+def test_verify_names_the_norm_that_differs_where_no_output_does(run, tmp_path):
+    spoilt = Norm(fuse(LLAMA)[0])
+    spoilt.set("epsilon", 2 * spoilt.attributes["epsilon"])
+    onnx.save(spoilt.model, tmp_path / "spoilt.onnx")
+    status, out, _ = run("verify", LLAMA, tmp_path / "spoilt.onnx", "--save-inputs", tmp_path / "kept")
+    assert status == 1
+    last = out.splitlines()[-1]
+    assert last.startswith("FAILED: norm m.model.layers.1.input_layernorm: fused ")
+    assert "probably epsilon: epsilon is " in last
+    assert sum(line.startswith("norm ") for line in out.splitlines()) == 5
+    assert (tmp_path / "kept" / "normal.npz").exists()
+    status, out, _ = run("verify", LLAMA, tmp_path / "spoilt.onnx", "--json")
+    found = json.loads(out)
+    assert (status, found["passed"]) == (1, False)
+    assert [s["name"] for s in found["sites"] if not s["passed"]] == ["m.model.layers.1.input_layernorm"]

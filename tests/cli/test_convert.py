@@ -2,23 +2,14 @@
 
 import json
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
-from rmsnorm_deploy.cli import app as cli
+import rmsnorm_deploy
+from rmsnorm_deploy.converting.centring import centred
 from tests.support.streams import TOKENS, D, Streams, layer_norms
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
@@ -42,6 +33,31 @@ def test_a_model_is_converted_verified_and_written(run, model, tmp_path):
     assert (status, out.splitlines()[-1]) == (0, "converted 3 of 3 LayerNorms; fused 3 of 3")
     assert "verified: " in err
     assert layer_norms(onnx.load(tmp_path / "out.onnx")) == 0
+
+
+def test_a_result_that_is_less_exact_is_refused(run, model, tmp_path, monkeypatch):
+    """Though it is within what a fused model may be off."""
+    import rmsnorm_deploy.converting.contents as contents
+
+    def coarse(array, axis, scales=()):
+        mantissa, exponent = np.frexp(centred(array, axis, scales))
+        return np.ldexp(np.round(mantissa * 2**17) / 2**17, exponent).astype(array.dtype)
+
+    monkeypatch.setattr(contents, "centred", coarse)
+    status, _, err = run("convert", model, "-o", tmp_path / "out.onnx")
+    assert status == 1
+    assert "less exact than its original" in err
+    assert not (tmp_path / "out.onnx").exists()
+    assert run("convert", model, "-o", tmp_path / "out.onnx", "--no-verify")[0] == 0
+    rmsnorm_deploy.verify(model, tmp_path / "out.onnx").require()
+
+
+def test_a_model_in_float16_is_verified(run, tmp_path):
+    g = Streams(dtype=TensorProto.FLOAT16)
+    onnx.save(g.finish(g.layers(g.embedded())), tmp_path / "half.onnx")
+    status, _, err = run("convert", tmp_path / "half.onnx", "-o", tmp_path / "out.onnx", "--require", "all")
+    assert status == 0, err
+    assert "verified: " in err
 
 
 def test_options(run, model, tmp_path):

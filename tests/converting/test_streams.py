@@ -8,6 +8,7 @@ import rmsnorm_deploy
 from tests.support.judge import units
 from tests.support.run import run
 from tests.support.spellings.graph import I64, F, V
+from tests.support.stream_writers import WRITERS
 from tests.support.streams import TOKENS, WORDS, D, Streams, converted, feeds, layer_norms
 
 
@@ -44,182 +45,7 @@ def test_norms_that_are_spelled_out(square, keepdims, how, opset):
     assert len(rmsnorm_deploy.fuse(plain)[1].fused) == 3
 
 
-def _matmul(g, x):
-    return g.linear(x)
-
-
-def _matmul_transposed(g, x):
-    w = g.op("Transpose", g.matrix(D, D), perm=[1, 0])
-    return g.op("MatMul", x, w) + g.random(D)
-
-
-def _bias_first(g, x):
-    return g.random(D) + g.op("MatMul", x, g.matrix(D, D))
-
-
-def _gemm(g, x, **attributes):
-    flat = g.op("Reshape", x, g.constant([-1, D], I64))
-    y = g.op("Gemm", flat, g.matrix(D, D), g.random(D), **attributes)
-    return g.op("Reshape", y, g.constant([2, TOKENS, D], I64))
-
-
-def _gemm_transposed(g, x):
-    return _gemm(g, x, transB=1)
-
-
-def _gemm_scaled(g, x):
-    return _gemm(g, x, alpha=0.5, beta=2.0)
-
-
-def _gemm_without_bias(g, x):
-    flat = g.op("Reshape", x, g.constant([-1, D], I64))
-    y = g.op("Gemm", flat, g.matrix(D, D))
-    return g.op("Reshape", y, g.constant([2, -1, D], I64))
-
-
-def _conv_of_tokens(g, x):
-    turned = g.op("Transpose", x, perm=[0, 2, 1])
-    y = g.op("Conv", turned, g.matrix(D, D, 3), g.random(D), pads=[1, 1])
-    return g.op("Transpose", y, perm=[0, 2, 1])
-
-
-def _conv_of_patches(g, x):
-    picture = g.op("Reshape", x, g.constant([2, 1, TOKENS, D], I64))
-    y = g.op("Conv", picture, g.matrix(D, 1, 1, D), kernel_shape=[1, D], strides=[1, D])
-    y = g.op("Reshape", y, g.constant([2, D, -1], I64))
-    return g.op("Transpose", y, perm=[0, 2, 1])
-
-
-def _number(g, x):
-    return g.linear(x) + 3.0
-
-
-def _subtracted(g, x):
-    return g.op("Neg", g.op("Sub", g.random(D), g.linear(x)))
-
-
-def _layer_scale(g, x):
-    return g.linear(x) * g.random(D)
-
-
-def _layer_scale_in_front(g, x):
-    return g.random(1, 1, D) * g.op("MatMul", x, g.matrix(D, D))
-
-
-def _two_layer_scales(g, x):
-    return (g.linear(x) * g.random(D) + g.random(D)) * g.random(D)
-
-
-def _scaled(g, x):
-    return g.linear(x) * 0.5 / 1.5
-
-
-def _masked(g, x):
-    mask = g.input("mask", F, (2, TOKENS, 1))
-    return g.linear(x) * mask
-
-
-def _where(g, x):
-    keep = g.input("keep", TensorProto.BOOL, (2, TOKENS, 1))
-    return g.op("Where", keep, g.linear(x), g.random(D), dtype=F)
-
-
-def _dropped(g, x):
-    return g.op("Identity", g.op("Dropout", g.linear(x)))
-
-
-def _two_of_them(g, x):
-    return g.op("Sum", g.linear(x), g.linear(g.op("Tanh", x)), g.random(1, TOKENS, D))
-
-
-def _moved(g, x):
-    y = g.along("Unsqueeze", g.linear(x), [0])
-    y = g.along("Squeeze", y, [0])
-    y = g.op("Transpose", y, perm=[1, 0, 2])
-    return g.op("Transpose", y, perm=[1, 0, 2])
-
-
-def _cut_and_joined(g, x):
-    y = g.linear(x)
-    first = g.op("Slice", y, g.constant([0], I64), g.constant([2], I64), g.constant([1], I64))
-    last = g.op("Gather", y, g.constant([2, 3, 4], I64), axis=1)
-    return g.op("Concat", first, last, axis=1)
-
-
-def _split(g, x):
-    y = g.linear(x)
-    name = g.name("part")
-    node = helper.make_node("Split", [y.name, g.constant([2, 3], I64).name], [name, name + "b"], axis=1)
-    g.nodes.append(node)
-    a, b = (type(y)(g, n, F) for n in (name, name + "b"))
-    return g.op("Concat", a, b, axis=-2)
-
-
-def _cast(g, x):
-    return g.cast(g.cast(g.linear(x), TensorProto.DOUBLE), F)
-
-
-def _weight_in_a_constant_node(g, x):
-    g.constant_nodes = True
-    w = g.constant(g.rng.standard_normal((D, D)) + 0.5)
-    g.constant_nodes = False
-    return g.op("MatMul", x, w)
-
-
-def _weight_cast(g, x):
-    half = g.weight(g.rng.standard_normal((D, D)) + 0.5, TensorProto.FLOAT16)
-    return g.op("MatMul", x, g.cast(half, F))
-
-
-def _mean_of_tokens(g, x):
-    return g.reduce("ReduceMean", g.linear(x), [1])
-
-
-def _resized(g, x):
-    y = g.op("Transpose", g.linear(x), perm=[0, 2, 1])
-    roi = g.constant(np.zeros(0), F)
-    y = g.op("Resize", y, roi, g.constant([1.0, 1.0, 2.0], F), mode="linear")
-    y = g.op("AveragePool", y, kernel_shape=[2], strides=[2])
-    return g.op("Transpose", y, perm=[0, 2, 1])
-
-
-def _padded(g, x):
-    y = g.op("Slice", g.linear(x), g.constant([1], I64), g.constant([4], I64), g.constant([1], I64))
-    y = g.op("Pad", y, g.constant([0, 1, 0, 0, 1, 0], I64))
-    return g.op("Mean", y, g.random(1, 1, D))
-
-
-def _repeated(g, x):
-    y = g.reduce("ReduceSum", g.linear(x), [1], 0)
-    return g.op("Tile", g.along("Unsqueeze", y, [1]), g.constant([1, TOKENS, 1], I64))
-
-
-def _matrix_on_the_left(g, x):
-    y = g.op("MatMul", g.matrix(D, D), g.op("Transpose", x, perm=[0, 2, 1]))
-    return g.op("Transpose", y, perm=[0, 2, 1])
-
-
-def _conv_transposed(g, x):
-    turned = g.op("Transpose", x, perm=[0, 2, 1])
-    y = g.op("ConvTranspose", turned, g.matrix(D, D, 1), g.random(D))
-    return g.op("Transpose", y, perm=[0, 2, 1])
-
-
-def _pooled(g, x):
-    y = g.op("GlobalAveragePool", g.op("Transpose", g.linear(x), perm=[0, 2, 1]))
-    return g.along("Unsqueeze", g.op("Flatten", y, axis=1), [1])
-
-
-WRITERS = [
-    *(_resized, _padded, _repeated, _matrix_on_the_left, _conv_transposed, _pooled),
-    *(_matmul, _matmul_transposed, _bias_first, _gemm, _gemm_transposed, _gemm_scaled, _gemm_without_bias),
-    *(_conv_of_tokens, _conv_of_patches, _number, _subtracted, _layer_scale, _layer_scale_in_front),
-    *(_two_layer_scales, _scaled, _masked, _where, _dropped, _two_of_them, _moved, _cut_and_joined, _split, _cast),
-    *(_weight_in_a_constant_node, _mean_of_tokens),
-]
-
-
-@pytest.mark.parametrize("writer", WRITERS, ids=lambda w: w.__name__.strip("_"))
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda w: w.__name__)
 def test_a_writer_is_centred_where_it_is_made(writer):
     g = Streams()
     x = g.embedded()
@@ -230,13 +56,16 @@ def test_a_writer_is_centred_where_it_is_made(writer):
     assert layer_norms(plain) == 0
 
 
-def test_a_weight_in_16_bits_is_rounded_to_16_bits():
+@pytest.mark.parametrize("stored", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_weight_stored_in_16_bits_is_edited_as_it_is_read(stored):
     g = Streams()
     x = g.embedded()
-    x = x + _weight_cast(g, g.op("Tanh", g.layer_norm(x)))
-    plain, report = rmsnorm_deploy.convert(g.finish(x), fuse=False)
+    w = g.weight(g.rng.standard_normal((D, D)) + 0.5, stored, "half")
+    x = x + g.op("MatMul", g.op("Tanh", g.layer_norm(x)), g.cast(w, F))
+    plain, report = converted(g.finish(x), least=8.0)  # in units of float32; rounded to 16 bits, it is thousands
     assert whole(report)
-    assert any(t.data_type == TensorProto.FLOAT16 for t in plain.graph.initializer)
+    assert report.converted == 2
+    assert {t.data_type for t in plain.graph.initializer if t.data_type != I64} == {F}
 
 
 def test_tables_positions_and_a_class_token():
@@ -481,3 +310,29 @@ def test_a_bias_goes_into_a_gemm():
         x = x + g.op("Reshape", g.op("Gemm", h, g.matrix(D, D), g.random(D)), g.constant([2, TOKENS, D], I64))
     _, report = converted(g.finish(x))
     assert len(report.streams[0].folded) == 2
+
+
+@pytest.mark.parametrize(("form", "expected"), [("plugin", "GeneralRMSNorm"), ("onnx", "RMSNormalization")])
+def test_a_bias_that_stays_belongs_to_the_norm_where_the_form_has_such_an_operator(form, expected):
+    g = Streams(23)
+    x = g.embedded()
+    n = g.layer_norm(x)
+    model = g.finish(x + g.linear(g.op("Tanh", n), bias=False))
+    fused, report = rmsnorm_deploy.convert(model, form=form)
+    assert len(report.fusion.fused) == report.converted == 2
+    ops = [n.op_type for n in fused.graph.node]
+    assert ops.count(expected) == 2
+    assert ops.count("Add") == (1 if form == "plugin" else 3)
+    assert not any(p.key == "rmsnorm_deploy.bias" for n in fused.graph.node for p in n.metadata_props)
+
+
+def test_onnxruntime_knows_the_sizes_behind_our_norms():
+    """Without a value_info, and with one dimension that has only a name; BiasGelu asks for the last one."""
+    g = Streams()
+    n = g.layer_norm(g.embedded())
+    g.output(g.linear(n, WORDS, bias=False), "y", (2, TOKENS, WORDS))
+    fused, report = rmsnorm_deploy.convert(g.model())
+    assert report.converted == 1
+    declared = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in fused.graph.value_info}
+    (norm,) = (n for n in fused.graph.node if n.domain == "rmsnorm_deploy")
+    assert declared[norm.output[0]] == [2, TOKENS, D]

@@ -6,8 +6,9 @@ from onnx import TensorProto, helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import ModelError
-from tests.support.spellings.graph import I64, F, V
-from tests.support.streams import TOKENS, WORDS, D, Streams, converted, layer_norms
+from tests.support.run import run
+from tests.support.spellings.graph import I64, F, H, V
+from tests.support.streams import TOKENS, WORDS, D, Streams, converted, feeds, layer_norms
 
 
 def refused(model, *words):
@@ -387,3 +388,137 @@ def test_a_reference_to_an_attribute_outside_of_a_function():
     model.graph.node[0].attribute[-1].ref_attr_name = "to"
     with pytest.raises(ModelError, match="'node_gather_1' refers to an attribute of a function"):
         rmsnorm_deploy.convert(model)
+
+
+def _with(writer, **kwargs):
+    """A model with one more writer in its stream."""
+    g = Streams(**kwargs)
+    x = g.embedded()
+    x = x + writer(g, g.op("Tanh", g.layer_norm(x)))
+    return g.finish(g.layers(x, 2))
+
+
+def _number_at_run_time(g, x):
+    return g.linear(x) + g.input("s", F, (1,)) * g.along("Squeeze", g.input("t", F, (1,)), [0])
+
+
+def _scalar(g, x):
+    return g.linear(x) + g.along("Squeeze", g.input("t", F, (1,)), [0])
+
+
+def _number_in_an_attribute(g, x):
+    name = g.name("number")
+    g.nodes.append(helper.make_node("Constant", [], [name], value_float=3.0))
+    return g.linear(x) + V(g, name, F)
+
+
+def _number_for_each_token(g, x):
+    return g.linear(x) + g.along("Unsqueeze", g.input("s", F, (2, TOKENS)), [-1])
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("writer", [_scalar, _number_at_run_time, _number_in_an_attribute, _number_for_each_token])
+def test_what_has_no_features_has_no_mean_to_take(writer, opset):
+    plain, report = converted(_with(writer, opset=opset))
+    assert report.converted == report.found == 4
+    assert len(report.streams[0].centrings) == 1
+    assert layer_norms(plain) == 0
+
+
+def _scale_of_a_higher_rank(g, x):
+    y = g.op("Gather", g.random(WORDS, D), g.constant(np.arange(TOKENS), I64)) * g.random(1, 1, D)
+    y = g.op("Transpose", g.op("Transpose", y, perm=[1, 0, 2]), perm=[1, 0, 2])
+    return g.linear(x) + y
+
+
+def test_a_scale_that_adds_dimensions_is_not_folded():
+    _, report = converted(_with(_scale_of_a_higher_rank))
+    assert report.converted == 4
+    assert [c.node for c in report.streams[0].centrings] != []
+
+
+@pytest.mark.parametrize(("factor", "centrings"), [(1.05, 1), (1.0, 0)])
+def test_a_resize_that_keeps_the_number_of_features(factor, centrings):
+    """16 features stay 16, but not the same ones: floor(16 * 1.05)."""
+
+    def resized(g, x):
+        y = g.op("Reshape", g.linear(x), g.constant([1, 2, TOKENS, D], I64))
+        roi, factors = g.constant(np.zeros(0), F), g.constant([1.0, 1.0, 1.0, factor], F)
+        y = g.op("Resize", y, roi, factors, mode="linear", coordinate_transformation_mode="half_pixel")
+        return g.op("Reshape", y, g.constant([2, TOKENS, D], I64))
+
+    model = _with(resized)
+    plain, report = rmsnorm_deploy.convert(model, fuse=False)
+    assert sum(len(s.centrings) for s in report.streams) == centrings
+    given = feeds(model)
+    for a, b in zip(run(plain, given, False), run(model, given, False), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["stretch", "not_larger"])
+def test_a_resize_to_sizes(policy):
+    def resized(g, x):
+        y = g.op("Reshape", g.linear(x), g.constant([1, 2, TOKENS, D], I64))
+        name, sizes = g.name("resized"), g.constant([1, 2, TOKENS, D], I64)
+        g.nodes.append(
+            helper.make_node("Resize", [y.name, "", "", sizes.name], [name], keep_aspect_ratio_policy=policy)
+        )
+        return g.op("Reshape", V(g, name, F), g.constant([2, TOKENS, D], I64))
+
+    _, report = converted(_with(resized))
+    assert report.converted == 4
+    assert bool(report.streams[0].centrings) == (policy != "stretch")
+
+
+def test_a_table_whose_rows_overflow_without_their_mean():
+    g = Streams(dtype=H)
+    table = g.weight(np.where(np.arange(D) == 0, 60000.0, -60000.0) * np.ones((WORDS, 1)), H, "table")
+    plain, report = rmsnorm_deploy.convert(g.finish(g.layers(g.embedded(table))))
+    assert report.converted == 0
+    assert report.streams[0].reason == "'table' without its mean is too large for float16"
+    assert layer_norms(plain) == 3
+
+
+def test_a_scale_that_leaves_nothing_of_a_weight_in_float16():
+    def scaled(g, x):
+        return g.linear(x) * g.weight(1e-6 * (1 + np.arange(D)), H) * 1e4
+
+    _, report = converted(_with(scaled, dtype=H), exact=False, least=2.5)
+    assert report.converted == 4
+    assert "too small for float16 with its scale" in report.streams[0].centrings[0].reason
+
+
+def test_a_norm_of_an_unknown_type():
+    g = Streams()
+    ids = g.input("ids", I64, (2, TOKENS))
+    x = g.op("Source", ids, dtype=F, domain="elsewhere")
+    for _ in range(3):
+        x = g.op("Identity", g.op("LayerNormalization", x, g.random(D), axis=-1))
+    g.output(x, "y", (2, TOKENS, D))
+    model = g.model(extra_opsets=[helper.make_opsetid("elsewhere", 1)])
+    _, report = rmsnorm_deploy.convert(model, fuse=False)
+    assert report.converted == 0
+
+
+def test_a_bias_of_more_dimensions_than_its_norm():
+    """The norm's result would have them, too."""
+    g = Streams()
+    x = g.embedded()
+    y = g.op("LayerNormalization", x, g.random(D), g.random(1, 1, 1, D), axis=-1)
+    g.output(y, "y", (2, TOKENS, D))
+    _, report = rmsnorm_deploy.convert(g.model())
+    assert report.converted == 0
+    assert report.others[0][1] == "its scale or bias has more dimensions than x"
+
+
+def test_a_deviation_that_is_none():
+    """The mean of the differences themselves is 0 but for rounding, and that is not the same afterwards."""
+    g = Streams()
+
+    def norm(x):
+        d = x - g.reduce("ReduceMean", x, [-1])
+        return d / g.op("Sqrt", g.reduce("ReduceMean", d**1.0, [-1]) + 1e-5)
+
+    model = g.finish(g.layers(g.embedded(), 2, norm), norm)
+    _, report = rmsnorm_deploy.convert(model, fuse=False)
+    assert report.converted == 0

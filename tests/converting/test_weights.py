@@ -47,6 +47,30 @@ def test_external_weights_stay_external_and_the_original_stays(external, tmp_pat
     np.testing.assert_array_equal(got, centred(wanted, -1))
 
 
+def test_an_external_weight_in_16_bits_is_written_in_32(tmp_path):
+    g = Streams()
+    x = g.embedded()
+    w = g.weight(g.rng.standard_normal((16, 16)) + 0.5, TensorProto.FLOAT16, "half")
+    x = x + g.op("MatMul", g.op("Tanh", g.layer_norm(x)), g.cast(w, F))
+    options = {"location": "w.bin", "size_threshold": 100, "save_as_external_data": True}
+    onnx.save_model(g.finish(x), tmp_path / "m.onnx", **options)
+    result, report = rmsnorm_deploy.convert(tmp_path / "m.onnx")
+    assert report.converted == 2
+    rmsnorm_deploy.save(result, tmp_path / "out.onnx", source=tmp_path / "m.onnx")
+    written = onnx.load(tmp_path / "out.onnx", load_external_data=False)
+    edited = [t for t in written.graph.initializer if list(t.dims) == [16, 16]]
+    assert [t.data_type for t in edited if t.data_location == TensorProto.EXTERNAL and t.name != "half"] == [F]
+    rmsnorm_deploy.verify(tmp_path / "m.onnx", tmp_path / "out.onnx").require()
+
+
+def test_a_weight_that_is_too_large_without_its_mean():
+    g = Streams()
+    table = g.weight(np.where(np.arange(16) == 0, 3e38, -3e38) * np.ones((11, 1)), F, "table")
+    model = g.finish(g.layers(g.embedded(table)))
+    with pytest.raises(ModelError, match="'table' without its mean does not fit into its type, FLOAT"):
+        rmsnorm_deploy.convert(model)
+
+
 def test_a_model_in_memory_keeps_its_weights_inside(tmp_path):
     g = Streams()
     model = g.finish(g.layers(g.embedded()))

@@ -40,7 +40,7 @@ ROOMS = {
     "tvm/steps": set(),
     "tvm/compiling": {
         "tvm/steps",
-        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/sizes", "tvm/targets", "tvm/tuning"),
+        *("tvm/artefact", "tvm/importer", "tvm/passes", "tvm/schedules", "tvm/sizes", "tvm/targets", "tvm/tuning"),
     },
 }
 FREE = {"cli", "__init__", "__main__"}
@@ -49,7 +49,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ machine result ulp condition exact bench doctor original comparison verify demo
+check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
+    site_check verify demo
 cli: signals streams commands options outcome printing tree writing app commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
@@ -59,18 +60,21 @@ model: __init__ leftovers graphs dead dims files skeleton text atomic calls equa
     commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
-    size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
-    normalised output statistic reduction variance grammar ending activation gate engine
-run: __init__ binary devices imports inputs nvidia ort runnable traces toolchain library providers registering runner
-    session
+    size sizes state facts checks leading activation fused_forms magnitude our_nodes residual rounding step gate
+    square keepdims normalised output statistic reduction variance grammar ending engine
+run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
+    runner session
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm matrices rotary shaping slicing convert
-tvm/passes: __init__ lower placing rest tidy views products pipeline
-tvm/schedules: __init__ norm cpu gpu products products/product arguments protocol products/cblas values cpu/writer
-    gpu/values cpu/any_size cpu/columns cpu/rows gpu/grid gpu/vectors cpu/streaming gpu/columns gpu/kept gpu/streamed
-    cpu/choose gpu/choose registry
+    layer_norm quantised rotary shaping slicing matrices refusals convert
+tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
+    products pipeline
+tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
+    reductions rest rest/elementwise rest/functions arguments convolutions/convolution products/cblas protocol
+    rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns cpu/rows convolutions/reach
+    reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors cpu/streaming convolutions/by_product
+    convolutions/direct convolutions/transposed gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search

@@ -173,3 +173,19 @@ def test_operators_of_two_types_become_what_loads_or_stay(operator, x, scale):
     for hook in (None, rmsnorm_deploy.register):
         got = run(fused, feeds, True, hook)[0].astype(np.float64)
         np.testing.assert_allclose(got, truth, rtol=2e-2 if {x_type, scale_type} & {H, B} else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_one_number_beside_a_factor_leaves_all_operands_of_one_type(name):
+    """The square root of n that the L2 norm leaves out goes into the scale, which is float32 then: so is the bias."""
+    g, dtype = Graph(22), TYPES[name]
+    x = g.input("x", dtype, ["n", SIZE])
+    g.output(g.op("Mul", g.op("LpNormalization", x, axis=-1, p=2), g.constant(3.0, dtype)), "y", ["n", SIZE])
+    fused, report = rmsnorm_deploy.fuse(g.model())
+    assert len(report.fused) == 1
+    (norm_node,) = (n for n in fused.graph.node if n.domain == DOMAIN)
+    types = {t.name: t.data_type for t in fused.graph.initializer}
+    assert [types[i] for i in norm_node.input[1:]] == [F, F]
+    again, second = rmsnorm_deploy.fuse(fused)
+    assert second.repaired == ()
+    assert again.SerializeToString() == fused.SerializeToString()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.fuzz import batches, calls, compiled, models
 
-BATCHES = ("octets", "recognition", "texts")
+BATCHES = {"octets": "octets", "recognition": "recognition", "texts": "texts", "convert": "conversion"}
+"""Kinds that are modules with :mod:`tests.fuzz.batches`, and their modules."""
 KINDS = ("models", *BATCHES, "guided", "calls", "folders", "logs")
 
 
@@ -24,7 +25,7 @@ def run(kind, given, count):
     if kind == "models":
         return len(models.campaign(given.seed, given.first, count, given.keep, report, given.without)[0])
     if kind in BATCHES:
-        return len(batches.campaign(f"tests.fuzz.{kind}", given.seed, given.first, count, given.keep, report))
+        return len(batches.campaign(f"tests.fuzz.{BATCHES[kind]}", given.seed, given.first, count, given.keep, report))
     if kind == "guided":
         return guided(given.seed, count, given.keep / "guided")
     if kind == "calls":

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.fuzz.process import Worker
 
 BATCH = 25
-"""Executions of one request."""
+"""Executions of one request, where the module has no number of its own."""
 
 
 def of(one):
@@ -39,11 +39,11 @@ def campaign(name, seed, first, count, keep, report=sys.stdout.write):
         The faults, each with the number of the execution that showed it first.
     """
     module = importlib.import_module(name)
-    faults = {}
+    faults, batch = {}, getattr(module, "BATCH", BATCH)
     with Worker(name) as worker:
         number, end = first, first + count
         while number < end:
-            request = {"seed": seed, "first": number, "count": min(BATCH, end - number)}
+            request = {"seed": seed, "first": number, "count": min(batch, end - number)}
             result = worker(request)
             found = [tuple(f) for f in result.answer or ()]
             number += request["count"]

@@ -12,7 +12,20 @@ import pytest
 
 import rmsnorm_deploy
 from rmsnorm_deploy.errors import ModelError
-from tests.fuzz import batches, calls, compiled, minimise, models, numbers, octets, path, process, recognition, texts
+from tests.fuzz import (
+    batches,
+    calls,
+    compiled,
+    conversion,
+    minimise,
+    models,
+    numbers,
+    octets,
+    path,
+    process,
+    recognition,
+    texts,
+)
 from tests.fuzz.mutations import MUTATIONS, mutate, pick
 from tests.fuzz.process import Worker
 from tests.fuzz.seeds import FORMS, spelled
@@ -40,9 +53,29 @@ def test_models():
     assert counts["explain refused"] > 2
 
 
-@pytest.mark.parametrize(("kind", "count"), [("octets", 600), ("recognition", 600), ("texts", 1000)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("octets", 600), ("recognition", 600), ("texts", 1000), ("conversion", 40)]
+)
 def test_batches(kind, count):
     assert not batches.campaign(f"tests.fuzz.{kind}", SEED, 0, count, None, quiet)
+
+
+def test_conversion_runs_what_it_converts():
+    counts = collections.Counter()
+    for number in range(40):
+        conversion.attempt(conversion.mutated(SEED, number), True, lambda what: counts.update([what]))
+    assert counts["converted"] > 10
+    assert counts["originals that run"] > 8
+    assert counts["compared in float64"] > 8
+
+
+def test_conversion_finds_wrong_numbers(monkeypatch):
+    """A weight that keeps its mean."""
+    import rmsnorm_deploy.converting.contents as contents
+
+    monkeypatch.setattr(contents, "centred", lambda array, axis, scales=(): array)
+    model = conversion.seed_model(random.Random(3))
+    assert conversion.attempt(model.SerializeToString(), True)[0].startswith("other numbers")
 
 
 def built(tmp_path_factory, source):

@@ -480,6 +480,24 @@ def test_two_faults_that_the_original_has_as_well_are_no_obstacle(tmp_path):
         save(model, tmp_path / "alone.onnx")
 
 
+def test_a_fault_that_only_a_newer_ir_version_shows_is_the_originals(tmp_path):
+    """The checker looks at functions from IR version 8 on, which the norms' own functions need."""
+    model = model_with_weights()
+    broken = helper.make_function("local", "f", ["a"], ["b"], [helper.make_node("Abs", ["nothing"], ["b"])], [])
+    broken.opset_import.extend(model.opset_import)
+    model.functions.append(broken)
+    model.opset_import.add(domain="local", version=1)
+    model.ir_version = 7
+    (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
+    model.ir_version = 8
+    save(model, tmp_path / "out.onnx", source=tmp_path / "in.onnx")
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "alone.onnx")
+    model.graph.node.reverse()
+    with pytest.raises(ModelError, match="not be a valid model"):
+        save(model, tmp_path / "other.onnx", source=tmp_path / "in.onnx")
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("place", ["shared", "elsewhere"])
 def test_whatever_goes_wrong_nothing_appears(tmp_path, error, place):

@@ -227,3 +227,23 @@ def test_an_onnx_ir_model_that_cannot_be_written_is_said_to_be(tmp_path):
     with pytest.raises(ModelError, match="cannot be written"):
         save(made, tmp_path / "f.onnx")
     assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["initializer", "value", "value_int", "value_floats"])
+def test_an_output_that_is_a_constant_has_its_type(kind):
+    """onnxruntime takes the constant's, inference what is declared; onnx's full check refuses it."""
+    made = helper.make_model(
+        helper.make_graph([], "g", [], [helper.make_tensor_value_info("c", TensorProto.FLOAT16, None)]),
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    tensor = helper.make_tensor("c", TensorProto.FLOAT, [1], [2.0])
+    if kind == "initializer":
+        made.graph.initializer.append(tensor)
+    else:
+        value = {"value": tensor, "value_int": 3, "value_floats": [2.0]}[kind]
+        made.graph.node.append(helper.make_node("Constant", [], ["c"], **{kind: value}))
+    own = "INT64" if kind == "value_int" else "FLOAT"
+    with pytest.raises(ModelError, match=f"output 'c' is a constant of type {own}, and declared as FLOAT16"):
+        rmsnorm_deploy.fuse(made)
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.DataType.Value(own)
+    rmsnorm_deploy.fuse(made)

@@ -12,7 +12,7 @@ import pytest
 from rmsnorm_deploy.check import doctor
 from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.run import library, session
-from rmsnorm_deploy.run.binary import unloadable
+from rmsnorm_deploy.run.binary import offered, unloadable
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = library.library_path()
@@ -187,3 +187,15 @@ def test_the_library_of_overrides_reads_them_too(tmp_path):
     assert done.returncode == 1
     assert "librmsnorm_deploy_override.so: " in done.stderr
     assert "RMSNORM_DEPLOY_STREAMING is 'lots'" in done.stderr
+
+
+@linux
+def test_what_a_library_offers_is_read_from_its_tables(tmp_path):
+    data = MINE.read_bytes()
+    machine, names = offered(MINE)
+    assert machine == struct.unpack_from("<H", data, 18)[0]
+    assert b"RegisterCustomOps" in names
+    assert b"memcpy" not in names  # another library's, though the name is in the file
+    for what, damaged in (("cut", data[: len(data) // 2]), ("empty", b""), ("text", b"x" * 200)):
+        (tmp_path / what).write_bytes(damaged)
+        assert not (offered(tmp_path / what) or (0, ()))[1]

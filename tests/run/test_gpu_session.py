@@ -86,7 +86,7 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def with_cuda(monkeypatch):
-    monkeypatch.setattr(library, "cuda_architectures", lambda path: ("80-real", "100"))
+    monkeypatch.setattr(library, "cuda_architectures", lambda path: ("75-real", "80-real", "100"))
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_devices_in_the_session_options_are_treated_as_a_gpu(machine, monkeypatc
     assert len(said) == (not able)
 
 
-T4, H100, B200 = (7, 5), (9, 0), (10, 0)
+V100, T4, H100, B200 = (7, 0), (7, 5), (9, 0), (10, 0)
 
 
 @pytest.fixture
@@ -251,6 +251,9 @@ def gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("architecture", "capability", "runs"),
     [
+        ("75-real", T4, True),
+        ("75-real", V100, False),  # the same family, earlier
+        ("75-real", (8, 0), False),
         ("80-real", (8, 0), True),
         ("80-real", (8, 9), True),  # the same family, later
         ("86-real", (8, 0), False),
@@ -275,7 +278,7 @@ def test_which_gpus_run_an_architecture(architecture, capability, runs):
 @pytest.mark.parametrize(
     ("capability", "cuda", "says"),
     [
-        (T4, "13.0", "has kernels for 80-real, 100, and GPU 0, GPU of 7.5, has compute capability 7.5"),
+        (V100, "13.0", "has kernels for 75-real, 80-real, 100, and GPU 0, GPU of 7.0, has compute capability 7.0"),
         (B200, "12.9", r"was built with CUDA 13\.0, and this machine's NVIDIA driver runs CUDA 12\.9 at most"),
     ],
 )
@@ -290,11 +293,21 @@ def test_a_gpu_that_cannot_run_the_kernels_runs_the_bodies(machine, with_cuda, g
     assert runs.startswith("function bodies: the library ")
 
 
+@pytest.mark.parametrize("capability", [T4, B200])
+def test_a_gpu_that_has_machine_code_runs_it(machine, with_cuda, gpus, proto, capability):
+    gpus(capability)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.session(proto, providers=[CUDA, CPU])
+    assert session.is_registered(machine.options)
+    assert doctor.examine()["runs"][f"fused models on {CUDA}"] == "library's kernels"
+
+
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("kind", [int, str])
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_gpu_that_counts_is_the_one_that_is_asked_for(machine, with_cuda, gpus, proto, device, kind, apart):
-    gpus(B200, T4)
+    gpus(B200, V100)
     options = {"device_id": kind(device)}
     given = {"providers": [CUDA], "provider_options": [options]} if apart else {"providers": [(CUDA, options)]}
     with warnings.catch_warnings(record=True) as said:

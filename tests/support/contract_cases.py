@@ -102,6 +102,21 @@ def test_every_row_length(kernels, op, x_type, round_twice):
 
 
 @pytest.mark.parametrize("x_type", [F32, F16, BF16])
+@pytest.mark.parametrize(("size", "partial"), [(64, 4), (64, 16), (128, 8), (128, 32), (64, 8), (128, 16)])
+def test_parts_of_an_attention_head(kernels, x_type, size, partial):
+    """Some of them have kernels of their own; what is not measured must not count."""
+    rng = np.random.default_rng(12)
+    for rows, round_type, bias in itertools.product((1, 2, 19), (F32, x_type), (False, True)):
+        x = values(rng, (rows, size), x_type)
+        x[:, partial:] *= DTYPES[x_type](100)
+        call = Call(x, values(rng, (size,), x_type), x_type, x_type, round_type)
+        call.partial_size = partial
+        if bias:
+            call.bias = values(rng, (size,), x_type)
+        agrees(call, *call.run(kernels))
+
+
+@pytest.mark.parametrize("x_type", [F32, F16, BF16])
 @pytest.mark.parametrize("inner", [1, 2, 3, 7, 8, 9, 15, 31, 32, 33, 63, 64, 65, 100, 196])
 def test_every_column_count(kernels, x_type, inner):
     rng = np.random.default_rng(13)

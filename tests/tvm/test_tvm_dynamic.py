@@ -444,3 +444,21 @@ def test_operators_in_functions_and_branches_are_named_in_one_list():
     proto.opset_import.extend([helper.make_opsetid("mine", 1), helper.make_opsetid("far", 1)])
     with pytest.raises(ModelError, match=r"2 nodes: Det 'inner'; far::Hardmax2"):
         import_onnx(proto)
+
+
+def test_a_sum_of_sizes_needs_only_one_that_is_not_0():
+    """A cache of nothing before the first token: what joins both is not empty as long as there are tokens."""
+    nodes = [
+        node("Concat", ["x", "past"], ["all"], axis=0),
+        node("Slice", ["all", "v0", "v1", "v0"], ["first"]),
+        node("Shape", ["all"], ["s"]),
+        node("Expand", ["w", "s"], ["wide"]),
+    ]
+    proto = model(
+        nodes,
+        {"x": (F32, ("n", 3)), "past": (F32, ("p", 3))},
+        ["first", "wide"],
+        {"v0": [0], "v1": [1], "w": random(1, 3)},
+    )
+    compiled = agrees(proto, *({"x": random(n, 3), "past": random(p, 3)} for n, p in ((2, 3), (1, 0), (4, 0))))
+    assert list(compiled.module.attrs[POSITIVE]) == ["n"]

@@ -68,4 +68,5 @@ def test_every_model_of_a_corpus_runs_as_in_onnxruntime(path, tmp_path):
     bar = 5e-3 if "16" in path.stem.rsplit("_", 1)[-1] else 1e-5
     for value, wanted in zip(session.get_outputs(), session.run(None, given), strict=True):
         assert got[value.name].dtype == wanted.dtype
-        assert np.abs(got[value.name].astype(float) - wanted.astype(float)).max() <= bar
+        # one family of the corpus has weights of which everything is NaN, in onnxruntime too
+        np.testing.assert_allclose(got[value.name].astype(float), wanted.astype(float), rtol=0, atol=bar)

@@ -44,6 +44,7 @@ OF_WORDS = [
     "test_squares_beyond_float32_become_infinite",
     "test_rounding_to_sixteen_bits_is_to_nearest_even",
     "test_every_sixteen_bit_value",
+    "test_float64_arithmetic_is_rounded_to_float16_once",
 ]
 globals().update({name: getattr(contract_cases, name) for name in OF_WORDS})
 

@@ -317,7 +317,7 @@ def test_constants_of_numbers_become_tensors(kind):
 def test_a_converter_that_fails_is_named_and_nothing_is_printed(capsys):
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     proto = model([node], [("x", F32, (4,)), ("shape", TensorProto.INT64, (2,))], [("y", F32, (2, 2))])
-    with pytest.raises(ModelError, match="at a node of type Reshape"):
+    with pytest.raises(ModelError, match="cannot import 1 node: Reshape 'y'"):
         import_onnx(proto)
     assert capsys.readouterr().out == ""
 

@@ -158,7 +158,7 @@ INSTRUCTIONS = {
 def test_instructions(made, architecture, tmp_path):
     tool = sass.tool()
     if tool is None:
-        pytest.skip("needs cuobjdump, to read machine code: pip install nvidia-cuda-cuobjdump")
+        pytest.skip("needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
     _, _, code = made[architecture]
     (tmp_path / "kernels.cubin").write_bytes(code)
     found = sass.functions(tool, tmp_path / "kernels.cubin")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -126,6 +127,64 @@ def test_gemm(tmp_path, a, b):
     feeds = {"x": random(*x)}
     got = computed(model_of(nodes, {"x": x}, weights), tmp_path, feeds)
     np.testing.assert_allclose(got, exact(nodes, feeds, weights), rtol=1e-5, atol=1e-5)
+
+
+GEMMS = [
+    (a, b, alpha, beta, c)
+    for a, b, alpha, beta in ((0, 0, 1.0, 1.0), (1, 0, 0.5, 1.0), (0, 1, 1.0, 2.0), (1, 1, -0.25, 0.5))
+    for c in ((11,), (1, 11), (5, 1), (1,), (5, 11), ())
+]
+
+
+def test_every_form_of_gemm(tmp_path):
+    nodes, weights, feeds = [], {}, {"x": random(5, 7), "z": random(7, 5)}
+    for i, (a, b, alpha, beta, c) in enumerate(GEMMS):
+        weights |= {f"v{i}": random(*((11, 7) if b else (7, 11)), seed=i), f"c{i}": random(*c, seed=i + 50)}
+        inputs = ["z" if a else "x", f"v{i}", *([f"c{i}"] if i % 7 else [])]
+        attributes = {"transA": a, "transB": b, "alpha": alpha, "beta": beta}
+        nodes.append(("Gemm", inputs, f"g{i}", attributes))
+    nodes.append(("Concat", [f"g{i}" for i in range(len(GEMMS))], "y", {"axis": 0}))
+    model = model_of(nodes, {"x": (5, 7), "z": (7, "n")}, weights)
+    got = computed(model, tmp_path, feeds)
+    want = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert libraries(tmp_path)
+
+
+FUSED = [
+    ((2, 5, 7), (2, 7, 4), {"alpha": 0.5}),
+    ((2, 7, 5), (2, 7, 4), {"transA": 1}),
+    ((2, 5, 7), (4, 7), {"transB": 1, "alpha": -2.0}),
+    ((7, 5), (4, 7), {"transA": 1, "transB": 1}),
+    ((5, 2, 3, 7), (2, 3, 7, 4), {"transBatchA": 1}),
+    ((2, 3, 5, 7), (7, 2, 3, 4), {"transBatchB": 1}),
+    ((5, 2, 3, 7), (7, 2, 3, 4), {"transBatchA": 1, "transBatchB": 1}),
+    ((7, 2, 3, 5), (4, 2, 3, 7), {"transBatchA": 1, "transA": 1, "transBatchB": 1, "transB": 1}),
+]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_products_fused_by_onnxruntime(tmp_path, kind):
+    nodes, feeds, sizes = [], {}, {}
+    for i, (a, b, attributes) in enumerate(FUSED):
+        feeds |= {f"a{i}": random(*a, kind=kind, seed=i), f"b{i}": random(*b, kind=kind, seed=i + 9)}
+        nodes.append(("FusedMatMul", [f"a{i}", f"b{i}"], f"f{i}", {**attributes, "domain": "com.microsoft"}))
+        nodes.append(("Reshape", [f"f{i}", "flat"], f"r{i}", {}))
+    nodes.append(("Concat", [f"r{i}" for i in range(len(FUSED))], "y", {"axis": 0}))
+    sizes = {name: value.shape for name, value in feeds.items()}
+    sizes |= {"a1": ("n", 7, "m"), "b1": ("n", 7, 4)}
+    model = model_of(nodes, sizes, {"flat": np.array([-1])}, kind=kind)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    got = computed(model, tmp_path, feeds)
+    if kind == "float32":  # onnxruntime has no other on CPUs
+        want = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    else:
+        wide = {name: value.astype("float32") for name, value in feeds.items()}
+        other = model_of(nodes, sizes, {"flat": np.array([-1])})
+        other.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        want = ort.InferenceSession(other.SerializeToString()).run(None, wide)[0]
+    np.testing.assert_allclose(got.astype("float32"), want, rtol=2e-3 if kind == "float16" else 1e-5, atol=1e-2)
+    assert libraries(tmp_path) or kind == "float16"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 700])

@@ -164,11 +164,11 @@ INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias,
 }
 
 // kFar: for tensors that no cache holds. They are one row at a time, in whole lines.
-// kSize: the length of the rows where it is known to the compiler, else 0; then all of it is measured.
-template <typename T, int kMode, int kRounding, bool kFar, std::int64_t kSize>
+// kSize, kMeasured: the length of the rows, and how much of it is measured, where the compiler knows them; else 0.
+template <typename T, int kMode, int kRounding, bool kFar, std::int64_t kSize, std::int64_t kMeasured = kSize>
 INLINE void rows(const RowsArgs& a) {
   const std::int64_t size = kSize ? kSize : a.size;
-  const std::int64_t measured = kSize ? kSize : a.measured;
+  const std::int64_t measured = kMeasured ? kMeasured : a.measured;
   constexpr bool kAdds = kMode == kResidual || kMode == kResidualBias;
   // Measured: to convert float16 again costs less than to store and load floats. A sum that went past the caches is
   // not there to be read.
@@ -239,6 +239,13 @@ static void rows_kernel(const RowsArgs& a) {
     // The usual sizes of an attention head.
     if (a.size == 64 && a.measured == 64) return rows<T, kMode, kRounding, false, 64>(a);
     if (a.size == 128 && a.measured == 128) return rows<T, kMode, kRounding, false, 128>(a);
+  }
+  if constexpr (kMode == kPlain) {
+    // The same, with a sixteenth or a quarter of them measured: rows of any length would cost more than that saves.
+    if (a.size == 64 && a.measured == 4) return rows<T, kMode, kRounding, false, 64, 4>(a);
+    if (a.size == 64 && a.measured == 16) return rows<T, kMode, kRounding, false, 64, 16>(a);
+    if (a.size == 128 && a.measured == 8) return rows<T, kMode, kRounding, false, 128, 8>(a);
+    if (a.size == 128 && a.measured == 32) return rows<T, kMode, kRounding, false, 128, 32>(a);
   }
   rows<T, kMode, kRounding, false, 0>(a);
 }

@@ -22,16 +22,27 @@ def command(
     seed: Seed = 0,
     rtol: Annotated[float | None, typer.Option("--rtol", min=0, help="Relative, per element, against A.")] = None,
     atol: Annotated[float | None, typer.Option("--atol", min=0, help="Absolute, per element, against A.")] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option("--save-inputs", metavar="DIR", help="Keep the inputs there, as .npz files.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Compare the outputs of B with those of A.
+    """Compare the outputs of B with those of A, and every norm of B alone with its place in A.
 
-    The tolerance comes from a run of A in float64. The exit status is 1 if they differ.
+    The tolerance comes from a run of A in float64. A norm that differs is named, with what is probably wrong with it.
+    The exit status is 1 if anything differs.
     """
     from rmsnorm_deploy.check.verify import verify
 
     result = verify(
-        original, fused, inputs=load_inputs(inputs, original), shapes=shapes_of(shapes), seed=seed, rtol=rtol, atol=atol
+        original,
+        fused,
+        inputs=load_inputs(inputs, original),
+        shapes=shapes_of(shapes),
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        save_inputs=save_inputs,
     )
     if as_json:
         print_json(result.to_dict())
@@ -44,6 +55,8 @@ def command(
         add_row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
     show(table)
     show("")
+    for site in result.sites:
+        show(str(site), style=None if site.passed else "red")
     show(
         "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
         + (result.truth or "-")

@@ -42,6 +42,10 @@ def of(module: Any) -> list[Any]:
 def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
     """Write ``values``, as they lie in memory; the result is what :func:`load` needs to know.
 
+    Args:
+        values: tensors on the CPU, or what has their ``shape`` and ``dtype`` and makes an array of them (``array()``).
+        path: the file.
+
     Raises:
         MissingEnvironment: there is no space.
     """
@@ -65,13 +69,14 @@ def save(values: Sequence[Any], path: Path) -> dict[str, Any]:
                 put(bytes(-end % WIDEST))
                 tensors.append([list(map(int, value.shape)), str(value.dtype), end])
                 if _size(value):
-                    put(numpy_of(value).reshape(-1).view(np.uint8).data)
+                    array = numpy_of(value) if isinstance(value, tvm.runtime.Tensor) else value.array()
+                    put(array.reshape(-1).view(np.uint8).data)
     except OSError as error:
         raise MissingEnvironment(
             f"{path.name}, the weights, cannot be written: {error.strerror}", "Free some space."
         ) from error
     said = {"bytes": end, "sha256": whole.hexdigest(), "head_sha256": head.hexdigest()}
-    return {"count": len(tensors), "tensors": tensors, **said}
+    return {"tensors": tensors, **said}
 
 
 def load(path: Path, saved: Mapping[str, Any], device: Any) -> list[Any]:
@@ -110,11 +115,11 @@ class _Lifting(relax.PyExprMutator):  # type: ignore[misc]
         self.seen: dict[Any, Any] = {}
 
     def run(self) -> Any:
-        main = next(v for v, _ in self.module.functions_items() if v.name_hint == "main")
+        main = self.module.get_global_var("main")
         function = self.module[main]
         body = self.visit_expr(function.body)
         if self.values:
-            attributes = dict(function.attrs) | {"num_input": len(function.params)}
+            attributes = {"num_input": len(function.params)} | dict(function.attrs)
             lifted = relax.Function(
                 [*function.params, *self.arguments], body, function.ret_ty, function.is_pure
             ).with_attrs(attributes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,17 +11,18 @@ from onnx import ModelProto, NodeProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
-from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, last_line
+from rmsnorm_deploy.errors import ModelError, last_line
 from rmsnorm_deploy.model.files import StrPath
 from rmsnorm_deploy.model.graphs import graphs_of, opset_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.versions import version_of
-from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, shaping, slicing, table
+from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, quantised, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
 from rmsnorm_deploy.tvm.importer.large import NODE
-from rmsnorm_deploy.tvm.importer.layer_norm import layer_normalization
+from rmsnorm_deploy.tvm.importer.layer_norm import instance_normalization, layer_normalization
 from rmsnorm_deploy.tvm.importer.operator import Operator
-from rmsnorm_deploy.tvm.importer.prepare import PREFIX, Prepared, prepared
+from rmsnorm_deploy.tvm.importer.prepare import PREFIX, REFUSED, Prepared, prepared
+from rmsnorm_deploy.tvm.importer.refusals import Refusals
 from rmsnorm_deploy.tvm.importer.rotary import contrib_rotary_embedding, rotary_embedding
 from rmsnorm_deploy.tvm.importer.sixteen_bits import calculated_wide
 from rmsnorm_deploy.tvm.sizes.dimensions import Dimensions
@@ -57,41 +57,50 @@ def import_prepared(model: Prepared) -> Any:
 
     The module's attribute ``POSITIVE`` names the inputs' dimensions that must not be 0.
     """
-    proto, weights = model.proto, model.weights
-    opset, version = opset_of(proto), version_of({o.domain: o.version for o in proto.opset_import})
-    dims, told = Dimensions(), input_shapes(proto)
-    for shape in told.shapes.values():
-        dims.bind(shape)
-    converters = {PREFIX + name: _without_custom(function) for name, function in norms.converters(version).items()}
-    converters |= {name: _impossible for name in _SPECIAL if name.startswith(PREFIX)}
-    converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
-    converters[NODE] = lambda _bb, _inputs, attr: relax.const(weights[attr["index"]])
-    with (
-        table.extended(converters, _around(dims, opset), opset) as printed,
-        _tensors(proto),
-    ):
-        try:
-            module = from_onnx(proto, shape_dict=told.shapes)
-        except RmsNormDeployError:
-            raise
-        except Exception as error:  # TVM's converters raise whatever comes
-            # "Error converting operator NAME, with inputs: ..." is the only trace of the operator
-            found = re.search(r"Error converting operator (\w+)", printed.getvalue())
-            where = f" (at a node of type {found[1].removeprefix(PREFIX)})" if found else ""
-            raise ModelError(
-                f"TVM cannot import the model{where}: {type(error).__name__}: {last_line(error)}",
-                "Fixed shapes often help: export the model without dynamic dimensions."
-                if told.labels
-                else "Run the model in onnxruntime, or export it without this operator.",
-            ) from error
+    told = input_shapes(model.proto)
+    dims, refusals = Dimensions(), Refusals(model, told.variables)
+    module = _converted(model, told.shapes, dims, refusals)
+    if module is None:
+        fixed = told.fixed(_SIZE)
+        helps = bool(told.labels) and not model.refused
+        raise refusals.error(helps and _converted(model, fixed, Dimensions(), Refusals(model, {})) is not None)
     return module.with_attr(POSITIVE, sorted(told.labels[name] for name in dims.positive if name in told.labels))
 
 
-def _around(dims: Dimensions, opset: int) -> table.Around:
+_SIZE = 4
+"""Of every dimension, where it is tried whether fixed sizes would help."""
+
+
+def _converted(model: Prepared, shapes: dict[str, list[Any]], dims: Dimensions, refusals: Refusals) -> Any:
+    """The module, or None where something was refused."""
+    proto, weights = model.proto, model.weights
+    opset, version = opset_of(proto), version_of({o.domain: o.version for o in proto.opset_import})
+    for shape in shapes.values():
+        dims.bind(shape)
+    converters = {PREFIX + name: _without_custom(function) for name, function in norms.converters(version).items()}
+    converters |= {name: _impossible for name in (REFUSED, *_SPECIAL) if name.startswith(PREFIX)}
+    converters[PREFIX + "Tensor"] = lambda _bb, inputs, _attr: inputs[0]
+    # behind a variable TVM's converters do not see that it is a constant, and calculate nothing with it
+    converters[NODE] = lambda bb, _inputs, attr: bb.emit(relax.const(weights[attr["index"]]))
+    around = _around(dims, opset, refusals)
+    with table.extended(converters, around, opset), _tensors(proto), refusals.watching():
+        try:
+            module = from_onnx(proto, shape_dict=shapes)
+        except Exception as error:  # TVM's importer raises whatever comes
+            if not refusals.found:
+                raise ModelError(
+                    f"TVM cannot import the model: {type(error).__name__}: {last_line(error)}",
+                    "Run the model in onnxruntime.",
+                ) from error
+            return None
+    return None if refusals.found else module
+
+
+def _around(dims: Dimensions, opset: int, refusals: Refusals) -> table.Around:
     """Every converter: values of sizes stay values, and only what nothing else can convert is TVM's business."""
 
     def around(name: str, convert: table.Convert) -> table.Convert:
-        def wrapped(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+        def converted(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
             value = folded(name, inputs, attr, opset, dims)
             if value is not None:
                 return value if isinstance(value, ShapeValue) else relax.Tuple([v.tensor(bb) for v in value])
@@ -102,6 +111,15 @@ def _around(dims: Dimensions, opset: int) -> table.Around:
                 given = [operator.input(i) for i in range(len(operator.inputs))]
                 result = calculated_wide(name, convert)(bb, given, attr)
             return _with_shape(bb, dims, result)
+
+        def wrapped(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+            unknown = refusals.unknown(inputs, attr)
+            if unknown is not None:
+                return unknown
+            try:
+                return converted(bb, inputs, attr)
+            except Exception as error:  # TVM's converters raise whatever comes
+                return refusals.instead(bb, name, attr, error)
 
         return wrapped
 
@@ -159,7 +177,10 @@ _SPECIAL = {
     **fitting.CONVERTERS,
     **gathering.CONVERTERS,
     **matrices.CONVERTERS,
+    **quantised.CONVERTERS,
+    **{PREFIX + name: convert for name, convert in quantised.OWN.items()},
     "LayerNormalization": layer_normalization,
+    "InstanceNormalization": instance_normalization,
     PREFIX + "Attention": attention,
     PREFIX + "RotaryEmbedding": rotary_embedding,
     PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from onnx import ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from rmsnorm_deploy.errors import ModelError, UsageError
@@ -46,6 +46,7 @@ def taken_out(proto: ModelProto, folder: Path | None) -> tuple[ModelProto, list[
     if external is not None and folder is None:
         raise UsageError("the model's weights are in files of an unknown folder", "Give the model's path instead.")
     graph = proto.graph
+    _four_bits_as_eight(graph, folder)
     values: list[Any] = []
     nodes, kept = [], []
     for tensor in graph.initializer:
@@ -73,6 +74,27 @@ def taken_out(proto: ModelProto, folder: Path | None) -> tuple[ModelProto, list[
     return slim, values
 
 
+def _four_bits_as_eight(graph: GraphProto, folder: Path | None) -> None:
+    """TVM has no tensors of 4 bits; what DequantizeLinear makes of the values is the same whatever holds them."""
+    four = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
+    tensors = {t.name: t for t in graph.initializer if t.data_type in four}
+    for node in graph.node:
+        if node.op_type != "DequantizeLinear":
+            for name in node.input:
+                tensors.pop(name, None)
+    for name, tensor in tensors.items():
+        if tensor.data_location == TensorProto.EXTERNAL:
+            assert folder is not None  # see above
+            location, _, _ = external_reference(tensor)
+            weight_file(folder, location, name)
+            load_external_data_for_tensor(tensor, str(folder))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(four[tensor.data_type]), name))
+    for field in (graph.input, graph.value_info):
+        for i in reversed(range(len(field))):
+            if field[i].name in tensors:
+                del field[i]
+
+
 def _is_large(tensor: TensorProto) -> bool:
     if tensor.data_type not in _TYPES or not tensor.name:
         return False
@@ -85,8 +107,8 @@ def _is_large(tensor: TensorProto) -> bool:
 def _read(tensor: TensorProto, folder: Path | None) -> Any:
     """The tensor's values, in memory that TVM has made."""
     made = tvm.runtime.empty(list(tensor.dims), _TYPES[tensor.data_type])
-    carrier = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[made.dtype.itemsize]
-    memory = np.from_dlpack(made._create_view(made.shape, carrier)).reshape(-1).view(np.uint8)
+    width = made.dtype.itemsize
+    memory = np.from_dlpack(made._create_view((math.prod(made.shape) * width,), "uint8"))
     if tensor.data_location != TensorProto.EXTERNAL:
         data = np.frombuffer(tensor.raw_data, np.uint8)
         if data.size != memory.size:
@@ -106,8 +128,8 @@ def _read(tensor: TensorProto, folder: Path | None) -> Any:
                 f"from {offset} on",
                 "It was cut off or belongs to another export; copy or export it again.",
             )
-    if made.dtype.itemsize > 1 and _BIG_ENDIAN:
-        memory.view(carrier).byteswap(inplace=True)
+    if _BIG_ENDIAN:
+        memory.view(f"u{width}").byteswap(inplace=True)
     return made
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from rmsnorm_deploy.tvm.importer.dtypes import SIXTEEN, as_dtype, dtype_of, wide
+from rmsnorm_deploy.tvm.importer.dtypes import as_dtype, dtype_of, wide
 from rmsnorm_deploy.tvm.importer.operator import Operator
+from rmsnorm_deploy.tvm.importer.prepare import PREFIX
 from rmsnorm_deploy.tvm.sizes import broadcasting
 from rmsnorm_deploy.tvm.sizes.dimensions import is_static, shape_of
 
@@ -43,27 +44,55 @@ def _fitting(o: Operator, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _gemm(o: Operator) -> Any:
-    """The operator's alpha A B + beta C; None for wide types, where TVM's own does."""
+    """The operator's alpha A B + beta C; None for whole numbers, where TVM's own does."""
     a, b, c = (o.input(i) for i in range(3))
     dtype = dtype_of(a)
-    if dtype not in SIXTEEN:
+    if "float" not in dtype:
         return None
-    if o.attr.get("transA", 0):
-        a = o.emit(relax.op.permute_dims(a, [1, 0]))
-    if o.attr.get("transB", 0):
-        b = o.emit(relax.op.permute_dims(b, [1, 0]))
-    inner = wide(dtype)
-    y = o.emit(relax.op.matmul(a, b, out_dtype=inner))
-
-    def scaled(value: Any, name: str) -> Any:
-        factor = float(o.attr.get(name, 1.0))
-        return value if factor == 1 else o.emit(relax.op.multiply(value, relax.const(np.asarray(factor, inner))))
-
-    y = scaled(y, "alpha")
+    a, b = (_transposed(o, v) if o.attr.get(name, 0) else v for v, name in ((a, "transA"), (b, "transB")))
+    a, b = _fitting(o, a, b)
+    y = _scaled(o, o.emit(relax.op.matmul(a, b, out_dtype=wide(dtype))), "alpha")
     if c is not None:
-        y = o.emit(relax.op.add(y, scaled(as_dtype(o.bb, c, inner), "beta")))
+        sizes, own = o.sizes_of(y), o.shape(2)
+        if own is not None and not is_static(sizes):
+            # C broadcasts to the product, never the other way round: what is no 1 is the product's size
+            own = [1] * (2 - len(own)) + list(own)
+            y = o.with_sizes(y, [m if is_static([m]) and int(m) != 1 else n for n, m in zip(sizes, own, strict=True)])
+        y = o.emit(relax.op.add(y, _scaled(o, as_dtype(o.bb, c, wide(dtype)), "beta")))
     return as_dtype(o.bb, y, dtype)
 
 
-CONVERTERS: dict[str, Callable[[Operator], Any]] = {"MatMul": _matmul, "Gemm": _gemm}
+def _fused_matmul(o: Operator) -> Any:
+    """Onnxruntime's alpha A B, of which either is transposed, and has its rows in front of the batch, or not."""
+    factors = []
+    for i, name in enumerate("AB"):
+        value = o.input(i)
+        rank = value.ty.ndim
+        if rank < 1:
+            raise ValueError(f"the rank of input {i} is not known")
+        if o.attr.get(f"transBatch{name}", 0) and rank > 2:
+            value = o.emit(relax.op.permute_dims(value, [*range(1, rank - 1), 0, rank - 1]))
+        factors.append(_transposed(o, value) if o.attr.get(f"trans{name}", 0) and rank > 1 else value)
+    a, b = _fitting(o, *factors)
+    dtype = dtype_of(a)
+    return as_dtype(o.bb, _scaled(o, o.emit(relax.op.matmul(a, b, out_dtype=wide(dtype))), "alpha"), dtype)
+
+
+def _transposed(o: Operator, value: Any) -> Any:
+    rank = value.ty.ndim
+    return o.emit(relax.op.permute_dims(value, [*range(rank - 2), rank - 1, rank - 2]))
+
+
+def _scaled(o: Operator, value: Any, name: str) -> Any:
+    factor = float(o.attr.get(name, 1.0))
+    number = relax.const(np.asarray(factor, dtype_of(value)))
+    return value if factor == 1 else o.emit(relax.op.multiply(value, number))
+
+
+CONVERTERS: dict[str, Callable[[Operator], Any]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    PREFIX + "FusedMatMul": _fused_matmul,
+    PREFIX + "TransposeMatMul": _fused_matmul,
+}
 """By the operator's name. Each returns None where TVM's own converter does as well."""

@@ -11,7 +11,6 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.model.calls import require_bounded
 from rmsnorm_deploy.model.external import weights_folder
@@ -26,6 +25,8 @@ from rmsnorm_deploy.tvm.importer.large import NODE, taken_out
 CONTRIB = "com.microsoft"
 PREFIX = "RmsNormDeploy_"
 """Before the operator's name, so that no foreign operator of the same name is taken for ours."""
+REFUSED = PREFIX + "Refused"
+"""The operator of a node that cannot be imported."""
 
 NORMS = {
     **{(DOMAIN, op.value): op.value for op in Op},
@@ -41,6 +42,9 @@ NORMS = {
 OWN = {
     **{(domain, name): name for name in ("Attention", "RotaryEmbedding") for domain in AI_ONNX},
     (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
+    **{(CONTRIB, name): name for name in ("FusedMatMul", "TransposeMatMul")},
+    (CONTRIB, "MatMulNBits"): "MatMulNBits",
+    **{(domain, "QLinearMatMul"): "QLinearMatMul" for domain in AI_ONNX},
 }
 """Domain and name of every other operator that TVM lacks and that is converted here."""
 
@@ -65,17 +69,19 @@ class Prepared:
         proto: the fused model, with every norm renamed to ``PREFIX`` + its name.
         weights: its large weights, as TVM's tensors; a node of :data:`~rmsnorm_deploy.tvm.importer.large.NODE` stands
             for each.
+        refused: a text for each node that cannot be imported, whatever its inputs are; they are called ``REFUSED``.
     """
 
     proto: ModelProto
     weights: list[Any]
+    refused: list[str]
 
 
 def prepared(model: StrPath | ModelProto | ir.Model) -> Prepared:
     """A fused copy of ``model`` for :func:`rmsnorm_deploy.tvm.importer.convert.import_prepared`.
 
     Raises:
-        ModelError: the model cannot be read or fused, or has operators that TVM cannot convert; all are named.
+        ModelError: the model cannot be read or fused.
         UsageError: the weights are in files of an unknown folder.
     """
     proto, weights = _fused(model)
@@ -88,28 +94,20 @@ def prepared(model: StrPath | ModelProto | ir.Model) -> Prepared:
         proto = onnx.inliner.inline_local_functions(proto)
     proto = expanded(proto, lambda n: (n.domain, n.op_type) in {**NORMS, **OWN} or _convertible(n))
     refused = []
-    for node in nodes_of(proto.graph):
-        if node.op_type == "Constant" and node.domain in AI_ONNX:
-            if not _normalise_constant(node):
-                refused.append(f"{_place(node)} (a Constant of strings or a sparse one)")
+    for node in list(nodes_of(proto.graph)):
+        reason = _refusal(node)
+        if reason is not None:
+            refused.append(_place(node) + reason)
+            node.op_type, node.domain = REFUSED, DOMAIN
+            del node.attribute[:]
         elif (node.domain, node.op_type) in NORMS:
-            reason = _unreadable_outputs(node)
-            if reason:
-                refused.append(f"{_place(node)} ({reason})")
             node.op_type, node.domain = PREFIX + NORMS[node.domain, node.op_type], DOMAIN
         elif (node.domain, node.op_type) in OWN:
             node.op_type, node.domain = PREFIX + OWN[node.domain, node.op_type], DOMAIN
-        elif node.op_type != NODE and not _convertible(node):
-            refused.append(_place(node))
-    if refused:
-        raise ModelError(
-            f"TVM cannot import {len(refused)} node{'s' if len(refused) > 1 else ''}: {'; '.join(refused)}",
-            "Run the model in onnxruntime, or export it without these operators.",
-        )
     _write_out_scalars(proto.graph)
     if DOMAIN not in {o.domain for o in proto.opset_import}:
         proto.opset_import.append(helper.make_opsetid(DOMAIN, newest()))
-    return Prepared(proto, weights)
+    return Prepared(proto, weights, refused)
 
 
 def _fused(model: StrPath | ModelProto | ir.Model) -> tuple[ModelProto, list[Any]]:
@@ -144,6 +142,20 @@ def _convertible(node: NodeProto) -> bool:
     if node.domain in AI_ONNX:
         return True
     return node.domain == CONTRIB and node.op_type in _CONTRIB_OF_TVM
+
+
+def _refusal(node: NodeProto) -> str | None:
+    """Why a node cannot be imported whatever its inputs are: nothing, or words in brackets; None where it can be.
+
+    A Constant is given the attribute that TVM reads.
+    """
+    if node.op_type == "Constant" and node.domain in AI_ONNX:
+        return None if _normalise_constant(node) else " (a Constant of strings or a sparse one)"
+    if (node.domain, node.op_type) in NORMS:
+        reason = _unreadable_outputs(node)
+        return f" ({reason})" if reason else None
+    known = (node.domain, node.op_type) in OWN or node.op_type == NODE or _convertible(node)
+    return None if known else ""
 
 
 def _unreadable_outputs(node: NodeProto) -> str:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.target import codegen
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.constants import large_as_arguments
+from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
+from rmsnorm_deploy.tvm.passes.dequantise import dequantise
+from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
+from rmsnorm_deploy.tvm.passes.reductions import lower_reductions
 from rmsnorm_deploy.tvm.passes.rest import schedule_rest
+from rmsnorm_deploy.tvm.passes.rest_cpu import schedule_elementwise
 from rmsnorm_deploy.tvm.passes.tidy import shared_tensors, without_unread_tuples
 from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.schedules.registry import schedules_for
+from rmsnorm_deploy.tvm.schedules.rest.legal import by_polynomials
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 
 Tuned = Callable[[Norm], Any]
@@ -59,26 +67,30 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         blas: what stands before the names of the BLAS library's functions; None without a library.
     """
     t = relax.transform
+    small = bool(codegen.llvm_cpu_has_features("avx512f", target)) if blas is not None else False
     gpu = GPUS.get(str(target.kind.name))
     return [
         ("lower_norms", lower_norms(target, tuned)),
-        *(
-            []
-            if blas is None
-            else [("products_by_blas", lower_products(blas)), ("drop_unused_values", t.DeadCodeElimination(["main"]))]
-        ),
+        *([] if blas is None else [("products_by_blas", lower_products(blas, small=small))]),
+        *([] if gpu else _on_cpus(target, blas)),
+        ("dequantise", dequantise),
+        *([] if blas is None else [("large_constants_as_arguments", large_as_arguments)]),
         ("dispatch_sampling", relax.backend.DispatchSampling()),
         ("dispatch_sort_scan", relax.backend.DispatchSortScan()),
-        ("legalize_operators", t.LegalizeOps()),
+        ("legalize_operators", t.LegalizeOps(by_polynomials() if gpu is None else None)),
         ("annotate_patterns", t.AnnotateTIROpPattern()),
-        ("fold_constants", t.FoldConstant()),
+        ("fold_constants", fold_constants),
         ("fuse_operators", t.FuseOps()),
         ("fuse_kernels", t.FuseTIR()),
         ("reshapes_without_copies", t.RewriteDataflowReshape()),
         ("drop_unused_functions", t.DeadCodeElimination(["main"])),
         ("to_non_dataflow", t.ToNonDataflow()),
         ("own_results", own_results),
-        ("arguments_anywhere", arguments_anywhere) if gpu is None else ("schedule_rest", schedule_rest(gpu)),
+        *(
+            [("schedule_elementwise", schedule_elementwise), ("arguments_anywhere", arguments_anywhere)]
+            if gpu is None
+            else [("schedule_rest", schedule_rest(gpu))]
+        ),
         ("remove_purity_checking", t.RemovePurityChecking()),
         ("call_kernels", t.CallTIRRewrite()),
         ("plan_memory", t.StaticPlanBlockMemory()),
@@ -93,22 +105,33 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     ]
 
 
-def run(
+def _on_cpus(target: Any, blas: str | None) -> list[Pass]:
+    return [
+        ("convolutions", lower_convolutions(target, blas)),
+        ("reductions", lower_reductions(target)),
+        ("drop_unused_values", relax.transform.DeadCodeElimination(["main"])),
+    ]
+
+
+def run(module: Any, target: Any, dump: Path | None = None, tuned: Tuned | None = None, blas: str | None = None) -> Any:
+    """``module`` through every pass; see :func:`passes` and :func:`through`."""
+    return through(passes(target, tuned, blas), module, target, dump)
+
+
+def through(
+    chosen: Sequence[Pass],
     module: Any,
     target: Any,
     dump: Path | None = None,
-    tuned: Tuned | None = None,
-    blas: str | None = None,
     step_begins: Callable[[str], None] = lambda _name: None,
 ) -> Any:
-    """``module`` through every pass.
+    """``module`` through some passes, one after the other.
 
     Args:
+        chosen: from :func:`passes`.
         module: from :func:`rmsnorm_deploy.tvm.importer.convert.import_onnx`.
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         dump: write the module there as TVMScript, before the first pass and after each.
-        tuned: a norm's tuned schedule, or None for the default.
-        blas: see :func:`passes`.
         step_begins: called with the name of each pass before it runs.
 
     Raises:
@@ -117,7 +140,7 @@ def run(
     if dump is not None:
         _write(module, dump / "00_imported.py")
     with target, tvm.transform.PassContext(opt_level=3):
-        for number, (name, step) in enumerate(passes(target, tuned, blas), 1):
+        for number, (name, step) in enumerate(chosen, 1):
             step_begins(name)
             module = step(module)
             if dump is not None:

@@ -46,7 +46,7 @@ def own_results(module: Any) -> Any:
     Args:
         module: without dataflow blocks.
     """
-    main = next(v for v, _ in module.functions_items() if v.name_hint == "main")
+    main = module.get_global_var("main")
     function = module[main]
     result = function.body.body
     values = {b.var: b.value for block in function.body.blocks for b in block.bindings}

@@ -8,19 +8,25 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from rmsnorm_deploy.tvm.passes.views import Bindings, View, bindings_of, is_call, same, sizes_of, view_of
-from rmsnorm_deploy.tvm.schedules.products import cblas
-from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size
+from rmsnorm_deploy.tvm.passes.constants import ATTRIBUTE, FLOATS, Constants, with_arguments
+from rmsnorm_deploy.tvm.passes.views import Bindings, Names, View, bindings_of, is_call, same, sizes_of, view_of
+from rmsnorm_deploy.tvm.schedules.products import cblas, panels
+from rmsnorm_deploy.tvm.schedules.products.panels import PanelProduct
+from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product
 
 
-def lower_products(prefix: str) -> Callable[[Any], Any]:
+def lower_products(prefix: str, *, small: bool) -> Callable[[Any], Any]:
     """The pass that has every product computed by the library whose names begin with ``prefix``.
 
     A product stays as it is where its type is not the library's, or sizes are not known.
+
+    Args:
+        prefix: see above.
+        small: whether the library multiplies small matrices as they lie, without copying them first.
     """
 
     def lower(module: Any) -> Any:
-        lowering = _Lowering(module, prefix)
+        lowering = _Lowering(module, prefix, small)
         return lowering.run() if lowering.any() else module
 
     return lower
@@ -28,36 +34,79 @@ def lower_products(prefix: str) -> Callable[[Any], Any]:
 
 @relax.expr_functor.mutator
 class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: Any, prefix: str) -> None:
+    def __init__(self, module: Any, prefix: str, small: bool) -> None:
         super().__init__(module)
         self.module = module
         self.prefix = prefix
+        self.small = small
         self.bindings: Bindings = {}
-        self.made: dict[Product, Any] = {}
+        self.constants: Constants | None = None
+        self.made: dict[Product | PanelProduct, Any] = {}
 
     def any(self) -> bool:
         return any("relax.matmul" in names for names in map(_operators, self.module.functions.values()))
 
     def run(self) -> Any:
+        saved: list[Any] = []
         for name, function in self.module.functions_items():
             if isinstance(function, relax.Function):
                 self.bindings = bindings_of(function)
-                self.builder_.update_func(name, self.visit_expr(function))
-        return self.builder_.get()
+                self.constants = Constants(function, self.bindings) if name.name_hint == "main" else None
+                changed = self.visit_expr(function)
+                if self.constants is not None and self.constants.arguments:
+                    changed = with_arguments(changed, self.constants.arguments)
+                    saved = self.constants.saved
+                self.builder_.update_func(name, changed)
+        module = self.builder_.get()
+        return module.with_attr(ATTRIBUTE, saved) if saved else module
 
     def visit_call_(self, call: Any) -> Any:
-        found = described(call, self.bindings) if is_call(call, "matmul") else None
-        call = super().visit_call_(call)
+        if not is_call(call, "matmul"):
+            return super().visit_call_(call)
+        lowered = self.by_panels(call)
+        if lowered is None:
+            found = described(call, self.bindings)
+            if found is None:
+                return super().visit_call_(call)
+            product, a, b = found
+            operands = [self.in_type(self.visit_expr(v), product.dtype) for v in (a, b)]
+            lowered = self.kernel(product), operands
+        kernel, operands = lowered
+        return relax.op.call_tir(kernel, relax.Tuple(operands), call.ty)
+
+    def by_panels(self, call: Any) -> tuple[Any, list[Any]] | None:
+        """A product with a weight: its kernel and arguments."""
+        dtype, sizes = str(call.ty.dtype.dtype), sizes_of(call.args[0])
+        if self.constants is None or dtype not in ("float32", "int32") or not sizes:
+            return None
+        if str(call.args[0].ty.dtype.dtype) not in FLOATS:
+            return None
+        found = self.constants.weight(call.args[1])
         if found is None:
-            return call
-        product, a, b = found
+            return None
+        weight, arguments = found
+        if (dtype == "int32") != (weight.dtype in ("int8", "uint8") and not weight.scale):
+            return None
+        product = PanelProduct(Names().sizes(sizes[:-1]), weight, dtype, self.small)
+        return self.kernel(product), [self.in_type(self.visit_expr(call.args[0]), "float32"), *arguments]
+
+    def kernel(self, product: Product | PanelProduct) -> Any:
         if product not in self.made:
             taken = sum(other.name == product.name for other in self.made)
             name = product.name + (f"_{taken + 1}" if taken else "")
-            kernel = cblas.kernel(product, self.prefix).with_attr("global_symbol", name)
-            self.made[product] = self.builder_.add_func(kernel, name)
-        operands = [self.visit_expr(v) for v in (a, b)]
-        return relax.op.call_tir(self.made[product], relax.Tuple(operands), call.ty)
+            made = (
+                panels.kernel(product, self.prefix)
+                if isinstance(product, PanelProduct)
+                else cblas.kernel(product, self.prefix)
+            )
+            self.made[product] = self.builder_.add_func(made.with_attr("global_symbol", name), name)
+        return self.made[product]
+
+    def in_type(self, value: Any, dtype: str) -> Any:
+        """``value`` as the library takes it: it knows no 16-bit types."""
+        if str(value.ty.dtype.dtype) == dtype:
+            return value
+        return self.builder_.emit(relax.op.astype(value, dtype))
 
 
 def _operators(function: Any) -> set[str]:
@@ -72,31 +121,13 @@ def _operators(function: Any) -> set[str]:
     return found
 
 
-class _Names:
-    """A name for each size that is known at run time only, in the order in which they are asked for."""
-
-    def __init__(self) -> None:
-        self.known: list[Any] = []
-
-    def size(self, dim: Any) -> Size:
-        if isinstance(dim, tirx.IntImm):
-            return int(dim)
-        for i, other in enumerate(self.known):
-            if same(other, dim):
-                return f"s{i}"
-        self.known.append(dim)
-        return f"s{len(self.known) - 1}"
-
-    def sizes(self, dims: Any) -> tuple[Size, ...]:
-        return tuple(self.size(d) for d in dims)
-
-
 def described(call: Any, bindings: Bindings) -> tuple[Product, Any, Any] | None:
     """A ``relax.matmul`` as a :class:`Product` with its two factors in memory; None where BLAS cannot compute it."""
     result = sizes_of(call)
     dtype = str(call.ty.dtype.dtype)
     factors = list(call.args)
-    if result is None or any(str(f.ty.dtype.dtype) != dtype for f in factors):
+    narrow = FLOATS if dtype == "float32" else (dtype,)
+    if result is None or any(str(f.ty.dtype.dtype) not in narrow for f in factors):
         return None
     whole = [view_of(f, bindings) for f in factors]
     plain = [view_of(f, {}) for f in factors]
@@ -112,7 +143,7 @@ def described(call: Any, bindings: Bindings) -> tuple[Product, Any, Any] | None:
 
 
 def _product(dtype: str, result: list[Any], left: View, right: View) -> Product | None:
-    names = _Names()
+    names = Names()
     vectors = [len(v.sizes) == 1 for v in (left, right)]
     rank = len(result) + sum(vectors) - 2  # of the batch
     inner = [0 if vectors[0] else 1, 0 if vectors[1] else 1]

@@ -10,6 +10,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from rmsnorm_deploy.tvm.schedules.products.product import Size
+
 Bindings = Mapping[Any, Any]
 """What each variable is bound to."""
 
@@ -50,6 +52,27 @@ def bindings_of(function: Any) -> dict[Any, Any]:
 
     relax.analysis.post_order_visit(function, look)
     return found
+
+
+class Names:
+    """A name for each size that is known at run time only, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self.known: list[Any] = []
+
+    def size(self, dim: Any) -> Size:
+        """A number, or a name."""
+        if isinstance(dim, tirx.IntImm):
+            return int(dim)
+        for i, other in enumerate(self.known):
+            if same(other, dim):
+                return f"s{i}"
+        self.known.append(dim)
+        return f"s{len(self.known) - 1}"
+
+    def sizes(self, dims: Any) -> tuple[Size, ...]:
+        """All of a shape."""
+        return tuple(self.size(d) for d in dims)
 
 
 def view_of(value: Any, bindings: Bindings) -> View | None:

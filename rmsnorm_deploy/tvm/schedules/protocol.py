@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol, TypeVar
 
-from tvm.script import from_source
-from tvm.script import ir as I
-from tvm.script import tirx as T
-
 from rmsnorm_deploy.tvm.schedules.norm import Norm
+from rmsnorm_deploy.tvm.schedules.script import kernel_of
 
 Schedule = TypeVar("Schedule")
 """A frozen dataclass of integers: what can be chosen without changing the result by more than rounding."""
@@ -56,4 +53,4 @@ class Schedules(Protocol[Schedule]):
         Its arguments are X, residual (AddRMSNorm), scale, bias (GeneralRMSNorm), Y, sum (AddRMSNorm); X has shape
         (outer..., size), or (outer..., size, inner...) where ``norm.columns``.
         """
-        return from_source(self.source(norm, schedule), {"T": T, "I": I})
+        return kernel_of(self.source(norm, schedule))

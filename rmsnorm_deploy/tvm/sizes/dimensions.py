@@ -28,26 +28,25 @@ class Dimensions:
     def __init__(self) -> None:
         self.positive: set[str] = set()
         self._analyzers = [sym.Analyzer(), sym.Analyzer()]
-        self._bound: set[Any] = set()
-        self._fresh = 0
+        self._bound: dict[Any, None] = {}
+        self._fresh_ones: set[Any] = set()
 
     def bind(self, dims: Iterable[Any]) -> None:
         """Tell the prover of every variable in ``dims``."""
         for dim in dims:
             for variable in variables(dim):
                 if variable not in self._bound:
-                    self._bound.add(variable)
+                    self._bound[variable] = None
                     for least, analyzer in enumerate(self._analyzers):
-                        extent = tirx.IntImm(str(variable.ty.dtype), _MOST)
-                        analyzer.bind(variable, tvm.ir.Range.from_min_extent(extent * 0 + least, extent))
+                        analyzer.bind(variable, _range(variable, least))
 
     def fresh(self, name: str) -> Any:
         """A new variable: a size that only running the model can tell."""
-        self._fresh += 1
-        variable = tirx.Var(f"{name}_{self._fresh}", "int64")
-        self._bound.add(variable)
+        variable = tirx.Var(f"{name}_{len(self._fresh_ones) + 1}", "int64")
+        self._bound[variable] = None
+        self._fresh_ones.add(variable)
         for analyzer in self._analyzers:
-            analyzer.bind(variable, tvm.ir.Range.from_min_extent(tirx.IntImm("int64", 0), tirx.IntImm("int64", _MOST)))
+            analyzer.bind(variable, _range(variable, 0))
         return variable
 
     def simple(self, value: Any) -> Any:
@@ -68,12 +67,16 @@ class Dimensions:
         return result if isinstance(result, bool) else None
 
     def equal(self, a: Any, b: Any) -> bool | None:
-        """Whether two sizes are equal."""
+        """Whether two sizes are equal. Nothing is assumed for them to differ: then they may as well be unknown."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         if tvm_ffi.structural_equal(expression(a), expression(b)):
             return True
-        return self.proven(tirx.EQ(expression(a), expression(b)))
+        condition = tirx.EQ(expression(a), expression(b))
+        if plain_number(self._analyzers[1].simplify(condition)) is True:
+            return self.proven(condition)
+        plain = plain_number(self._analyzers[0].simplify(condition))
+        return plain if isinstance(plain, bool) else None
 
     def least(self, a: Any, b: Any) -> Any:
         """The smaller one."""
@@ -111,8 +114,29 @@ class Dimensions:
         return self.simple(either(expression(a), expression(b)))
 
     def _assume(self, value: Any, result: Any) -> Any:
-        self.positive |= {v.name for v in variables(value)}
+        self.positive |= {v.name for v in self._needed(value, result)}
         return result
+
+    def _needed(self, value: Any, result: Any) -> list[Any]:
+        """As few variables as make ``result`` of ``value`` when they are not 0.
+
+        Any one of a sum is enough; a cache may be empty, and the tokens, which are inputs before it, are not.
+        """
+        found = set(variables(value))
+        ordered = [v for v in self._bound if v in found and v not in self._fresh_ones]
+        already = [v for v in ordered if v.name in self.positive]
+        for chosen in (already, *([*already, v] for v in ordered)):
+            analyzer = sym.Analyzer()
+            for v in found:
+                analyzer.bind(v, _range(v, 1 if v in chosen else 0))
+            if tvm_ffi.structural_equal(expression(plain_number(analyzer.simplify(value))), expression(result)):
+                return chosen
+        return ordered
+
+
+def _range(variable: Any, least: int) -> Any:
+    extent = tirx.IntImm(str(variable.ty.dtype), _MOST)
+    return tvm.ir.Range.from_min_extent(extent * 0 + least, extent)
 
 
 def expression(value: Any) -> Any:

@@ -288,5 +288,5 @@ _STATIC = frozenset(_STATIC_NAMES.split())
 
 
 def _equal(dims: Dimensions, a: Any, b: Any) -> Any:
-    proven = dims.equal(a, b) if not isinstance(a, bool) else None
+    proven = dims.proven(tirx.EQ(expression(a), expression(b))) if not isinstance(a, bool) else None
     return tirx.EQ(expression(a), expression(b)) if proven is None else proven

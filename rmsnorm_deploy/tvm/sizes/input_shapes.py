@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
-from tvm import tirx
+from tvm import sym, tirx
 
 from rmsnorm_deploy.model.dims import evaluated, names_in
 
@@ -19,10 +19,23 @@ class InputShapes:
     Attributes:
         shapes: numbers and expressions by the input's name; inputs of unknown rank are not in it.
         labels: a dimension's name in the model by its variable's; ``input[axis]`` where it has none.
+        variables: by the dimension's name in the model.
     """
 
     shapes: dict[str, list[Any]]
     labels: dict[str, str]
+    variables: dict[str, Any]
+
+    def fixed(self, size: int) -> dict[str, list[Any]]:
+        """The shapes where each variable is ``size``."""
+        analyzer = sym.Analyzer()
+        for variable in self.variables.values():
+            analyzer.bind(variable, tirx.IntImm("int64", size))
+
+        def number(dim: Any) -> int:
+            return dim if isinstance(dim, int) else int(analyzer.simplify(dim))
+
+        return {name: [number(d) for d in shape] for name, shape in self.shapes.items()}
 
 
 def inputs_of(proto: ModelProto) -> list[ValueInfoProto]:
@@ -66,4 +79,4 @@ def input_shapes(proto: ModelProto) -> InputShapes:
             return variable(name)
 
     shapes = {v.name: [size(v, i) for i in range(len(v.type.tensor_type.shape.dim))] for v in inputs}
-    return InputShapes(shapes, labels)
+    return InputShapes(shapes, labels, variables)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import struct
 from pathlib import Path
 
 from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.run.binary import offered
 from rmsnorm_deploy.tvm.targets.machines import machine_of
 
 OPENBLAS, NONE = "openblas", "none"
@@ -86,13 +86,13 @@ def _installed() -> Path | None:
 def _read(path: Path) -> tuple[str | None, str]:
     """The prefix of a library's functions, None where one is missing, and the machine that it is for."""
     try:
-        content = path.read_bytes()
+        found = offered(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "Check its permissions.") from error
-    if content[:5] != b"\x7fELF\x02":
+    if found is None:
         return None, ""
-    (number,) = struct.unpack_from("<H", content, 18)
+    machine, names = found
     for prefix in _PREFIXES:
-        if all(f"\0{prefix}cblas_{name}\0".encode() in content for name in _CALLED):
-            return prefix, _ELF_MACHINES.get(number, f"machine {number}")
+        if all(f"{prefix}cblas_{name}".encode() in names for name in _CALLED):
+            return prefix, _ELF_MACHINES.get(machine, f"machine {machine}")
     return None, ""

@@ -1,4 +1,4 @@
-"""Faults planted in what version 2 of the contract added: the cases of test_outputs.py find each."""
+"""Faults planted in what version 2 of the contract added: the cases of tests/support/output_cases.py find each."""
 
 import shutil
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernels.cpu import test_outputs as cases
 from tests.kernels.cpu.test_wide_vector import OPTIONS
+from tests.support import output_cases as cases
 from tests.support.contract import F32, load
 from tests.support.driver import run
 from tests.support.native import ROOT, compiler

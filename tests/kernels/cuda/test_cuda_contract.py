@@ -1,10 +1,6 @@
 """The CPU kernels' own tests of the contract, run on the emulated CUDA kernels: every type, attribute and layout."""
 
-import numpy as np
-
 from tests.support import contract_cases
-from tests.support.contract import BAD_TYPE, Call
-from tests.support.outputs import Outputs
 
 for _name in (
     "types_and_layouts",
@@ -28,11 +24,3 @@ for _name in (
     "the_same_bytes_every_time_and_beside_any_rows",
 ):
     globals()[f"test_{_name}"] = getattr(contract_cases, f"test_{_name}")
-
-
-def test_what_version_two_added_is_refused(kernels):
-    """Until the kernels for a GPU have it: rather than y in the wrong place."""
-    x = np.ones((4, 64), np.float32)
-    outputs = Outputs(Call(x, np.float32(1)))
-    assert kernels.launch(outputs.params(y=x.copy(), strided=["x"])) == BAD_TYPE
-    assert kernels.launch(outputs.params(y=x.copy(), most=np.empty(4, np.float32))) == BAD_TYPE

@@ -1,29 +1,10 @@
 """Faults planted in copies of the CUDA sources, one at a time: each has to be caught by the test that it names."""
 
-import dataclasses
-import shutil
-from collections.abc import Callable
-
 import pytest
 
 from tests.support.contract import BF16, F16, F32
 from tests.support.cuda import cases as kernel_tests
-from tests.support.cuda import emulator as em
-
-PLAN = "plan"
-
-
-@dataclasses.dataclass
-class Fault:
-    name: str
-    file: str
-    old: str  # occurs exactly once
-    new: str
-    unit: str  # the only one that is compiled again
-    test: Callable  # of tests/support/cuda/cases.py, or of the contract
-    arguments: tuple = ()
-    message: str | None = None  # what the emulator has to say; None: the result is wrong
-
+from tests.support.cuda.faults import PLAN, Fault, caught
 
 FAULTS = [
     Fault(
@@ -94,8 +75,8 @@ FAULTS = [
     Fault(
         "unaligned vector load",
         "plan.cu",
-        "aligned(a.x) && aligned(a.residual) && aligned(a.y) &&\n                       aligned(a.sum) && fit_rows",
-        "fit_rows",
+        "aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum);\n  const bool in_rows",
+        "true;\n  const bool in_rows",
         PLAN,
         *(kernel_tests.test_one_tensor_off_by_an_element, (F32, (4, 64)), "misaligned: needs a multiple of 16"),
     ),
@@ -266,22 +247,4 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_a_planted_fault_is_caught(objects, fault, tmp_path):
-    units, host = objects
-    ops = tmp_path / "ops"
-    for folder in ("cuda", "contract", "include"):
-        shutil.copytree(em.ROOT / "ops" / folder, ops / folder)
-    source = ops / "cuda" / fault.file
-    text = source.read_text()
-    assert text.count(fault.old) == 1, "the fault no longer fits the source"
-    source.write_text(text.replace(fault.old, fault.new))
-    if fault.unit == PLAN:
-        files = [*units.values(), *em.compile_host(ops, tmp_path / "objects")]
-    else:
-        changed = em.compile_units(ops, [fault.unit], tmp_path / "objects")
-        files = [*changed, *(file for unit, file in units.items() if unit != fault.unit), *host]
-    faulty = em.Emulator(files, tmp_path / "faulty.so")
-    with pytest.raises(AssertionError) as caught:
-        fault.test(faulty, *fault.arguments)
-    if fault.message:
-        assert isinstance(caught.value, em.EmulatorError)
-        assert fault.message in str(caught.value)
+    caught(objects, fault, tmp_path)

@@ -13,6 +13,8 @@ from tests.support.contract import BF16, F16, F32, F64, cases
 from tests.support.cuda import cases as cuda_cases
 from tests.support.cuda import emulator as em
 from tests.support.cuda.cases import CHUNK, PAIRS, call_of
+from tests.support.cuda.output_cases import compare, outputs_of
+from tests.support.outputs import Outputs
 
 globals().update(cases(cuda_cases))
 
@@ -41,9 +43,14 @@ def test_every_kernel_has_run(kernels):
         C.Call(C.values(rng, (1, size, inner), x_type), np.float32(1), x_type, axes=(1,)).run(kernels)
     for x_type in (F32, F16, BF16, F64):
         C.Call(C.values(rng, (1, 4), x_type), np.float32(1), x_type, stash_type=F64).run(kernels)
+    for x_type, size in itertools.product((F32, F16, BF16), (64, 3)):
+        compare(kernels, outputs_of(rng, call_of(rng, 2, size, x_type)))
+    for x_type in (F32, F16, BF16, F64):
+        call = C.Call(C.values(rng, (2, 5), x_type)[:, :4], np.float32(1), x_type, stash_type=F64)
+        Outputs(call).run(kernels, y=np.empty((2, 4), call.x.dtype), strided=["x"])
     symbols = subprocess.run(["nm", "-C", str(kernels.path)], capture_output=True, text=True, check=True).stdout
     there = set(re.findall(r"void rmsnorm_deploy::cuda::(\w+_kernel<[^>]*>)\(", symbols))
-    assert len(there) == 52
+    assert len(there) == 62
     assert kernels.kernels == there
 
 

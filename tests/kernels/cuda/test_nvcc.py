@@ -18,9 +18,13 @@ from tests.support.cuda import sass
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name("registers.json")
-UNITS = ("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64")
+UNITS = (
+    *("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64"),
+    *("outputs_rows", "outputs_values"),
+)
+KERNELS = 62
 FLAGS = ["-std=c++17", "-O3", "-fmad=false"]  # as in ops/CMakeLists.txt
-ARCHITECTURES = ("80", "90", "100")
+ARCHITECTURES = ("75", "80", "90", "100")
 PTX_OF = "90"
 # Registers are handed out by eights for each thread of a warp, so that fewer make no difference; and another release of
 # nvcc may need a few more or less without anything being wrong.
@@ -92,7 +96,7 @@ TYPES = {"f": "float", "d": "double", "6__half": "half", "13__nv_bfloat16": "bfl
 
 def short_name(symbol):
     """``rows_kernel<half, float, 2, false, 0>`` of a mangled kernel; only what the kernels' parameters are made of."""
-    match = re.match(r"_ZN14rmsnorm_deploy4cuda\d+(\w+?_kernel)I(.*?)EEvNS0_(?:4|7Row)ArgsE$", symbol)
+    match = re.match(r"_ZN14rmsnorm_deploy4cuda\d+(\w+?_kernel)I(.*?)EEvNS0_\d+(?:Output)?(?:Row)?ArgsE$", symbol)
     assert match, symbol
     name, rest = match.groups()
     parts, types = [], []
@@ -125,14 +129,14 @@ def build(tmp_path_factory):
 def test_every_architecture_is_in_the_report(build):
     reports, ptx, _ = build
     assert sorted(reports) == sorted(known(shutil.which("nvcc")))
-    assert len(ptx) == 52
+    assert len(ptx) == KERNELS
 
 
 def test_nothing_spills(build):
     reports, _, _ = build
     assert reports
     for architecture, kernels in reports.items():
-        assert len(kernels) == 52
+        assert len(kernels) == KERNELS
         for name, report in kernels.items():
             found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
             assert [int(number) for number in found.groups()] == [0, 0, 0], f"{name} on sm_{architecture}"
@@ -200,12 +204,30 @@ def test_long_rows_and_columns_are_loaded_and_stored_in_128_bits(build):
     assert checked == 16
 
 
+def test_rows_with_outputs_are_loaded_and_stored_in_128_bits(build):
+    """Where they lie so; else value by value, which is there too."""
+    _, ptx, _ = build
+    checked = 0
+    for name, text in ptx.items():
+        if not name.startswith("output_rows_kernel"):
+            continue
+        loads, stores = accesses(text, "ld"), accesses(text, "st")
+        assert count(loads, r"ld\.global\.v4\.\w+") >= 4  # x and residual of both chunks that are kept
+        assert count(stores, r"st\.global\.v4\.\w+") >= 2
+        eight_bits = r"st\.global\.u32" if "<float>" in name else r"st\.global\.v2\.\w+"
+        assert count(stores, eight_bits) >= 1
+        assert not accesses(text, "ld.local")
+        assert not accesses(text, "st.local")
+        checked += 1
+    assert checked == 3
+
+
 @pytest.fixture(scope="module")
 def machine_code(build):
     """``{kernel: code}`` of the kernels for rows in registers."""
     tool = sass.tool()
     if tool is None:
-        pytest.skip("needs cuobjdump, to read machine code; pip install nvidia-cuda-cuobjdump, or the CUDA toolkit")
+        pytest.skip("needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
     units = ("rows_float32", "rows_float16", "rows_bfloat16")
     found = [item for unit in units for item in sass.functions(tool, build[2][unit], f"sm_{PTX_OF}").items()]
     return {short_name(name): code for name, code in found if "11rows_kernel" in name}

@@ -3,20 +3,25 @@
 import contextlib
 import ctypes
 import itertools
+import math
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.contract import MAX_RANK, Params
+from benchmarks.gpu.contract import MAX_RANK, ROW_TENSORS, Params
 from tests.support.contract import DTYPES
 from tests.support.native import compiler
 from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = Path(__file__).resolve().parent / "shim"
-UNITS = ("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64", "launch")
+UNITS = (
+    *("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64"),
+    *("outputs_rows", "outputs_values", "launch"),
+)
+HOST_UNITS = ("plan", "layout")
 FLAGS = [
     *("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-U_FORTIFY_SOURCE"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{SHIM}"),
@@ -31,13 +36,13 @@ def _run(*command):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def compile_units(ops, units, folder):
+def compile_units(ops, units, folder, *options):
     """Object files of ``units`` of the kernel sources in ``ops``/cuda, in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def one(unit):
         target = folder / f"{unit}.o"
-        _run(*compiler(), *FLAGS, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
+        _run(*compiler(), *FLAGS, *options, *SANITIZE, "-x", "c++", "-c", ops / "cuda" / f"{unit}.cu", "-o", target)
         return target
 
     with ThreadPoolExecutor(2) as pool:
@@ -47,7 +52,8 @@ def compile_units(ops, units, folder):
 def compile_host(ops, folder):
     """Object files of everything that is not a kernel."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [SHIM / "emulator.cpp", ops / "cuda" / "plan.cu", *sorted((ops / "contract").glob("*.cpp"))]
+    here = [ops / "cuda" / f"{unit}.cu" for unit in HOST_UNITS]
+    sources = [SHIM / "emulator.cpp", *here, *sorted((ops / "contract").glob("*.cpp"))]
     for source in sources:
         _run(*compiler(), *FLAGS, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o")
     return [folder / f"{source.stem}.o" for source in sources]
@@ -88,6 +94,9 @@ class EmulatorError(AssertionError):
 class Emulator:
     """A library of emulated kernels, in the place of the library of CPU kernels that ``Call.run`` is handed."""
 
+    sizes = (1, 3, 7, 16, 17, 63, 64, 100, 129, 896, 2049, 4104)
+    """Numbers of features for the cases of outputs: of each kernel, and beside its steps."""
+
     def __init__(self, objects, path):
         _run(*compiler(), "-shared", "-Wl,--no-undefined", "-o", path, *objects, "-ldl")
         self.path = path
@@ -107,7 +116,7 @@ class Emulator:
         """The last kernel, as ``rows_kernel<float, float, 2, false, 1>``."""
         name = self.lib.emulator_kernel().decode()
         name = name.replace("rmsnorm_deploy::cuda::", "").removeprefix("void ")
-        return name.removesuffix("(Args)").removesuffix("(RowArgs)")
+        return name.partition("(")[0]
 
     def device(self, multiprocessors=4, shared_bytes=232448):
         """What the device says that it has."""
@@ -157,7 +166,7 @@ class Emulator:
                     copies[original] = (base + slack, size, behind)
                 setattr(moved, name, copies[original][0])
             code = self.launch(moved)
-            for name in ("y", "sum"):
+            for name in ("y", "sum", "quantised", "least", "most"):
                 if name not in sizes:
                     continue
                 original = getattr(params, name)
@@ -175,13 +184,29 @@ class Emulator:
         """Bytes of each tensor of a call; nothing for a call that is to be refused."""
         widths = {data_type: dtype.itemsize for data_type, dtype in ((t, np.dtype(d)) for t, d in DTYPES.items())}
         shape = params.shape[: params.rank] if 1 <= params.rank <= MAX_RANK else [0]
-        if min(shape) <= 0 or params.x_type not in widths or params.scale_type not in widths:
+        y_type = (params.version > 1 and params.y_type) or params.x_type
+        if min(shape) <= 0 or not {params.x_type, params.scale_type, y_type} <= widths.keys():
             return {}
-        total = widths[params.x_type]
-        for dimension in shape:
-            total *= dimension
-        sizes = dict.fromkeys(("x", "residual", "y", "sum"), total)
+
+        def span(steps):
+            return sum((n - 1) * step for n, step in zip(shape, steps, strict=False)) + 1
+
+        total = math.prod(shape)
+        sizes = dict.fromkeys(("x", "residual", "sum"), total * widths[params.x_type])
+        sizes["y"] = total * widths[y_type]
         for name, steps in (("scale", params.scale_strides), ("bias", params.bias_strides)):
-            last = sum((n - 1) * step for n, step in zip(shape, steps, strict=False))
-            sizes[name] = (last + 1) * widths[params.scale_type]
+            sizes[name] = span(steps) * widths[params.scale_type]
+        if params.version > 1:
+            rows = math.prod(shape[: params.axis_begin])
+            if params.quantised_type:
+                values = rows if params.quantised_by_row else 1
+                width = widths.get(params.quantised_scale_type, 4)
+                sizes |= {"quantised": total, "quantised_scale": values * width, "zero_point": values}
+            sizes |= dict.fromkeys(("least", "most"), 4 * rows)
+            for bit, name in enumerate(ROW_TENSORS):
+                if params.strided >> bit & 1 and name in sizes:
+                    steps = getattr(params, f"{name}_strides")
+                    sizes[name] = span([0 if n == 1 else s for n, s in zip(shape, steps, strict=False)]) * (
+                        sizes[name] // total
+                    )
         return {name: size for name, size in sizes.items() if getattr(params, name)}

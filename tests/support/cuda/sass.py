@@ -3,6 +3,7 @@
 import dataclasses
 import heapq
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -13,17 +14,18 @@ LOAD = r"LDG\.(?!.*CONSTANT).*128"
 
 
 def tool():
-    """``cuobjdump`` of the PATH, or of PyPI's nvidia-cuda-cuobjdump; None without either."""
-    found = shutil.which("cuobjdump")
-    spec = None if found else importlib.util.find_spec("nvidia")
+    """``cuobjdump`` of the PATH, or of PyPI's nvidia-cuda-cuobjdump; None without it or the nvdisasm that it calls."""
+    spec = importlib.util.find_spec("nvidia")
     folders = [Path(f) for f in spec.submodule_search_locations or ()] if spec else []
-    return found or next((str(p) for f in folders for p in f.glob("*/bin/cuobjdump")), None)
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(str(p) for f in folders for p in f.glob("*/bin"))])
+    return shutil.which("cuobjdump", path=path) if shutil.which("nvdisasm", path=path) else None
 
 
 def functions(cuobjdump, file, architecture=None):
     """``{mangled name: code}`` of an object file, for one architecture (``sm_90``) or for the only one that it has."""
     command = [cuobjdump, "--dump-sass", *(["-arch", architecture] if architecture else []), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(cuobjdump).parent)])  # where nvdisasm is
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path})
     parts = done.stdout.split("Function : ")[1:]
     return {part.split("\n")[0].strip(): part for part in parts}
 

@@ -45,7 +45,7 @@ class Cuda(Runner):
         given = ", ".join(f"*({dtype}*)p[{i}]" for i, (_, dtype) in enumerate(parameters))
         launch = (
             'extern "C" void launch(unsigned blocks, unsigned threads, void** p) { emulator::run('
-            f"(const void*)norm_kernel, dim3(blocks), dim3(threads), 0, [&] {{ norm_kernel({given}); }}); }}\n"
+            f"(const void*)norm_kernel, dim3(blocks), dim3(threads), 0, false, [&] {{ norm_kernel({given}); }}); }}\n"
         )
         path = self.folder / f"kernel{len(self.made)}"
         path.with_suffix(".cpp").write_text(f'#include "cuda_text.h"\n{text}\n{launch}')

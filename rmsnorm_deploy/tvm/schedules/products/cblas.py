@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvm.script import from_source
-from tvm.script import ir as I
-from tvm.script import tirx as T
-
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size, times
+from rmsnorm_deploy.tvm.schedules.script import kernel_of
 
 TILE_COLUMNS = 512
 TILE_ROWS = 512
@@ -178,7 +175,7 @@ class Kernel:
 
 def kernel(product: Product, prefix: str) -> Any:
     """``product`` as a scheduled ``tvm.tirx.PrimFunc`` of A, B and C that calls the library with ``prefix``."""
-    return from_source(Kernel(product, prefix).source(), {"T": T, "I": I})
+    return kernel_of(Kernel(product, prefix).source())
 
 
 def _tile(size: Size, usual: int) -> int:

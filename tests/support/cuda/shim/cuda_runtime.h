@@ -22,6 +22,10 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct uint2 {
+  unsigned x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 struct float2 {
   float x, y;
 };
@@ -43,7 +47,10 @@ void barrier();
 bool barrier_or(bool value);
 // Hands `value` to the lanes of `mask` and replaces it by that of lane ^ offset.
 void exchange(unsigned mask, void* value, std::size_t bytes, int offset);
-void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t shared,
+// Until earlier grids have ended, in a grid that may begin before that.
+void wait_for_earlier_grids();
+// `early`: before earlier grids have ended, so that no memory may be touched until every thread waits for them.
+void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t shared, bool early,
          const std::function<void()>& thread);
 // The same value in all lanes, and up to two units in the last place away, as the device's own estimate may be.
 float estimate(double exact);
@@ -55,12 +62,15 @@ struct Machine {
   int of_memory = 0;
   bool capturing = false;
   int asked = 0;  // attributes, since the device was set
+  int ptx = 90;   // architecture that the kernels' code was compiled for
+  int early = 0;  // launches that did not wait for earlier grids
 };
 extern Machine machine;
 int attribute(int which);
 int failed();  // whether the last run went wrong
 }  // namespace emulator
 
+inline void cudaGridDependencySynchronize() { emulator::wait_for_earlier_grids(); }
 inline void __syncthreads() { emulator::barrier(); }
 inline int __syncthreads_or(int value) { return emulator::barrier_or(value != 0); }
 template <typename T>
@@ -72,6 +82,7 @@ template <typename T>
 T __ldg(const T* p) {
   return *p;
 }
+inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline float rsqrtf(float x) { return emulator::estimate(1.0 / std::sqrt(static_cast<double>(x))); }
 inline float __fdividef(float x, float y) {
   return emulator::estimate(static_cast<double>(x) / static_cast<double>(y));
@@ -88,11 +99,23 @@ struct cudaPointerAttributes {
 enum { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
+enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+  int id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
   std::size_t dynamicSmemBytes = 0;
   cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
 };
 inline const char* cudaGetErrorString(cudaError_t) { return "the emulator says more"; }
 inline cudaError_t cudaGetDevice(int* device) {
@@ -120,10 +143,17 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int which, int) {
   *value = emulator::attribute(which);
   return cudaSuccess;
 }
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->ptxVersion = emulator::machine.ptx;
+  return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void* kernel, int which, int value);
 template <typename... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(A...), const A&... arguments) {
-  emulator::run(reinterpret_cast<const void*>(kernel), c->gridDim, c->blockDim, c->dynamicSmemBytes,
+  const bool early = c->numAttrs == 1 && c->attrs->id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                     c->attrs->val.programmaticStreamSerializationAllowed != 0;
+  emulator::machine.early += early;
+  emulator::run(reinterpret_cast<const void*>(kernel), c->gridDim, c->blockDim, c->dynamicSmemBytes, early,
                 [&] { kernel(arguments...); });
   return emulator::failed() ? cudaErrorLaunchFailure : cudaSuccess;
 }

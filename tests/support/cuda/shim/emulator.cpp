@@ -5,8 +5,9 @@
 //
 // A run stops with a message at: a barrier or exchange that not all come to; an access outside the memory of
 // emulator_allocate(), or at an address that is not a multiple of its size; a write behind the shared memory asked for;
-// more shared memory than was asked for or exists; signed overflow. Shared memory starts as NaN, and an exchange with a
-// lane that does not take part gives NaN.
+// more shared memory than was asked for or exists; signed overflow; in a grid that begins before earlier ones have
+// ended, an access before all threads of the block wait for those, or a thread that never does. Shared memory starts as
+// NaN, and an exchange with a lane that does not take part gives NaN.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -47,7 +48,7 @@ using rmsnorm_deploy::cuda::shared_memory;
 constexpr std::size_t kStack = 128 * 1024;
 constexpr unsigned kLanes = 32;
 
-enum class State { kReady, kBarrier, kExchange, kDone };
+enum class State { kReady, kBarrier, kExchange, kEarlier, kDone };
 
 struct Copy {
   void* to;
@@ -84,6 +85,14 @@ int shared_limit = 232448;
 std::int64_t first_block = 0;
 std::int64_t block_count = -1;
 std::map<const void*, int> shared_allowed;
+
+std::map<void*, std::size_t> memory;  // what emulator_allocate() has given out, whole pages
+bool too_early = false;               // for any access
+
+void allow_memory(bool allowed) {
+  for (const auto& [begin, bytes] : memory) mprotect(begin, bytes, allowed ? PROT_READ | PROT_WRITE : PROT_NONE);
+  too_early = !allowed;
+}
 
 // A warp that goes on only when no other can, so that a thread can be far behind: drawn again at every barrier.
 std::size_t slow_warp = 0;
@@ -158,7 +167,8 @@ void finish_exchanges(std::size_t count) {
   }
 }
 
-void run_block(std::size_t count, std::size_t shared) {
+void run_block(std::size_t count, std::size_t shared, bool early) {
+  if (early) allow_memory(false);
   std::memset(shared_memory, 0xff, std::min(kSharedBytes, shared + 16384));
   for (std::size_t i = 0; i < count; ++i) {
     fibers[i].state = State::kReady;
@@ -171,12 +181,20 @@ void run_block(std::size_t count, std::size_t shared) {
     ready.clear();
     std::size_t done = 0;
     std::size_t waiting = 0;
+    std::size_t beginning = 0;
     for (std::size_t i = 0; i < count; ++i) {
+      beginning += fibers[i].state == State::kEarlier;
       if (fibers[i].state == State::kReady) ready.push_back(i);
       done += fibers[i].state == State::kDone;
       waiting += fibers[i].state == State::kBarrier;
     }
     if (ready.empty()) {
+      if (too_early && beginning != count) fail("a thread that does not wait for earlier grids");
+      if (too_early) {
+        allow_memory(true);
+        for (std::size_t i = 0; i < count; ++i) fibers[i].state = State::kReady;
+        continue;
+      }
       if (done == count) break;
       if (waiting != count) {
         fail("divergent: " + std::to_string(waiting) + " threads wait at a barrier, " + std::to_string(done) +
@@ -207,8 +225,9 @@ void on_signal(int number, siginfo_t* info, void*) {
     signal(number, SIG_DFL);
     return;
   }
-  char text[64];
-  std::snprintf(text, sizeof text, "out of bounds: address %p", info->si_addr);
+  char text[96];
+  const char* const what = too_early ? "too early, or out of bounds" : "out of bounds";
+  std::snprintf(text, sizeof text, "%s: address %p", what, info->si_addr);
   fail(text);
 }
 
@@ -232,6 +251,10 @@ bool barrier_or(bool value) {
   fibers[current].vote = value;
   wait(State::kBarrier);
   return voted;
+}
+
+void wait_for_earlier_grids() {
+  if (too_early) wait(State::kEarlier);
 }
 
 void exchange(unsigned mask, void* value, std::size_t bytes, int offset) {
@@ -281,7 +304,7 @@ int attribute(int which) { return which == cudaDevAttrMultiProcessorCount ? mult
 
 int failed() { return !message.empty(); }
 
-void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t shared,
+void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t shared, bool early,
          const std::function<void()>& thread) {
   message.clear();
   kernel_name = name_of(kernel);
@@ -320,10 +343,11 @@ void run(const void* kernel, const dim3& grid, const dim3& block, std::size_t sh
     std::shuffle(order.begin(), order.end(), random_order);
     for (const unsigned i : order) {
       blockIdx = {i, 0, 0};
-      run_block(count, shared);
+      run_block(count, shared, early);
     }
   }
   running = false;
+  if (too_early) allow_memory(true);
   sigaction(SIGSEGV, &old_segv, nullptr);
   sigaction(SIGBUS, &old_bus, nullptr);
   sigaltstack(&old_stack, nullptr);
@@ -387,6 +411,9 @@ void emulator_machine(int devices, int of_memory, int capturing) {
   emulator::machine.capturing = capturing != 0;
 }
 int emulator_current() { return emulator::machine.current; }
+// What architecture the kernels' code is of; launches that did not wait for earlier grids.
+void emulator_ptx(int architecture) { emulator::machine.ptx = architecture; }
+int emulator_early() { return emulator::machine.early; }
 int emulator_asked() { return emulator::machine.asked; }
 // Run only these blocks; a negative count is all.
 void emulator_blocks(std::int64_t first, std::int64_t count) {
@@ -403,8 +430,12 @@ void* emulator_allocate(std::size_t bytes, int at_end, void** whole, std::size_t
   if (*whole == MAP_FAILED) return nullptr;
   unsigned char* const begin = static_cast<unsigned char*>(*whole) + page;
   if (room) mprotect(begin, room, PROT_READ | PROT_WRITE);
+  if (room) memory[begin] = room;
   return at_end ? begin + (room - bytes) : begin;
 }
-void emulator_free(void* whole, std::size_t bytes) { munmap(whole, bytes); }
+void emulator_free(void* whole, std::size_t bytes) {
+  memory.erase(static_cast<unsigned char*>(whole) + sysconf(_SC_PAGESIZE));
+  munmap(whole, bytes);
+}
 
 }  // extern "C"

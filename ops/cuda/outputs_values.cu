@@ -1,0 +1,20 @@
+#include "outputs_values.cuh"
+
+namespace rmsnorm_deploy {
+namespace cuda {
+
+OutputKernel output_values(std::int32_t x_type, bool float64) noexcept {
+  switch (x_type) {
+    case RMS_NORM_FLOAT16:
+      return float64 ? float64_output_values_kernel<Half> : output_values_kernel<Half>;
+    case RMS_NORM_BFLOAT16:
+      return float64 ? float64_output_values_kernel<Bfloat> : output_values_kernel<Bfloat>;
+    case RMS_NORM_FLOAT64:
+      return float64_output_values_kernel<double>;
+    default:
+      return float64 ? float64_output_values_kernel<float> : output_values_kernel<float>;
+  }
+}
+
+}  // namespace cuda
+}  // namespace rmsnorm_deploy
