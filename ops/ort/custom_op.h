@@ -51,8 +51,7 @@ struct Signature {
   // Which outputs may lie where which inputs were, where x and y have one type; see in_place.
   std::size_t (*may_inplace)(int** inputs, int** outputs);
   std::unique_ptr<Kernel> (*make)(const Op& op, const ort::Api* api, const ort::KernelInfo* info);
-  int since = 1;       // version of the domain
-  bool on_gpu = true;  // whether there is a kernel for GPUs; without one, onnxruntime uses the CPU's
+  int since = 1;  // version of the domain
 };
 
 // The position of a role in a list of operands, or -1.

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy import op
@@ -18,7 +18,7 @@ F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, Tenso
 TYPES = [t for x in (F, H, B, D) for t in itertools.product((x,), sorted({x, F}), sorted({x, F}))]
 
 
-def model_of(p, gate_type, scale_type, shape=("n", 40), gate_shape=("n", 40), body=True, **changes):
+def model_of(p, gate_type, scale_type, shape=("n", 40), gate_shape=("n", 40), body=True, constants=(), **changes):
     node = helper.make_node(
         "GatedRMSNorm", ["X", "gate", "scale"], ["Y"], "norm", domain=DOMAIN, **{**p.to_attributes(), **changes}
     )
@@ -26,8 +26,9 @@ def model_of(p, gate_type, scale_type, shape=("n", 40), gate_shape=("n", 40), bo
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*i) for i in inputs if i[0] not in dict(constants)],
         [helper.make_tensor_value_info("Y", p.output_type, shape)],
+        [numpy_helper.from_array(array, name) for name, array in constants],
     )
     return helper.make_model(
         graph,
@@ -75,6 +76,16 @@ def test_wrong_attributes_are_refused(name, value):
     model = model_of(p, F, F, body=False, **{name: value})
     with pytest.raises(Exception, match=f"{name} must be 0 to [12], not {value}"):
         run(model, feeds_of(p, F, F), True, rmsnorm_deploy.register)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(("x_type", "scale_type"), [(F, F), (H, H), (H, F), (D, F)])
+def test_a_scale_that_is_a_constant_gives_the_same_bits(x_type, scale_type, place):
+    p = NormParameters(Op.GATED_RMS_NORM, x_type, (-1,), 1e-5, D if x_type == D else F, x_type, gate_at=place)
+    feeds = feeds_of(p, F, scale_type)
+    wanted = run(model_of(p, F, scale_type, body=False), feeds, True, rmsnorm_deploy.register)[0]
+    model = model_of(p, F, scale_type, body=False, constants=[("scale", feeds.pop("scale"))])
+    np.testing.assert_array_equal(run(model, feeds, True, rmsnorm_deploy.register)[0], wanted)
 
 
 def test_many_rows_are_divided_and_no_rows_are_nothing():

@@ -7,6 +7,7 @@
 #include "../errors.h"
 #include "../work.h"
 #include "attributes.h"
+#include "gpu.h"
 #include "params.h"
 
 namespace rmsnorm_deploy {
@@ -35,20 +36,24 @@ class Gated final : public Kernel {
  public:
   Gated(const Op& op, Node node, const KernelInfo* info)
       : Kernel(std::move(node)),
+        on_gpu_(op.provider.on_gpu),
         types_(op.types),
         gate_at_(position_of(op.signature->inputs, Role::kGate)),
         scale_at_(position_of(op.signature->inputs, Role::kScale)),
         attributes_(norm_attributes(*this, info, op.types.x)),
         activation_(read_choice(*this, info, "activation", RMS_NORM_SILU, RMS_NORM_SILU)),
-        place_(read_choice(*this, info, "gate_at", RMS_NORM_GATED_FIRST, RMS_NORM_GATED_LAST)),
-        scale_(constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
-                              arithmetic())) {}
+        place_(read_choice(*this, info, "gate_at", RMS_NORM_GATED_FIRST, RMS_NORM_GATED_LAST)) {
+    if (on_gpu_) return;  // constants are in its memory, and its kernels take them as they are
+    scale_ = constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
+                            arithmetic());
+  }
 
   void compute(KernelContext* context) const override;
 
  private:
   std::int32_t arithmetic() const { return arithmetic_of(attributes_, types_); }
 
+  bool on_gpu_;
   Types types_;
   int gate_at_;
   int scale_at_;
@@ -83,6 +88,7 @@ void Gated::compute(KernelContext* context) const {
   params.y = output_at(*this, context, 0, x.shape);
   if (x.shape.count() == 0) return;
   const rms_norm_gate given = {RMS_NORM_GATE_VERSION, types_.gate, activation_, place_, gate.data};
+  if (on_gpu_) return launch(*this, context, params, &given, x.shape);
   GatedWork work;
   if (const int code = work.plan.prepare(params, given, scale_.data != nullptr)) {
     throw Error(ort::kInvalidArgument,

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "../../contract/check.h"
-#include "../../include/rms_norm_cuda.h"
 #include "../errors.h"
 #include "../work.h"
 #include "attributes.h"
+#include "gpu.h"
 #include "params.h"
 
 namespace rmsnorm_deploy {
@@ -60,7 +60,6 @@ class Norm final : public Kernel {
     return input_at(*this, context, static_cast<std::size_t>(index));
   }
   void set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
-  void run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const;
 
   bool on_gpu_;
   Types types_;
@@ -97,17 +96,6 @@ void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_pa
   }
 }
 
-// Launch on the stream that onnxruntime orders this node's neighbours on, and return at once: no waiting, no memory, so
-// that the launch can be captured in a CUDA graph.
-void Norm::run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const {
-  void* stream = nullptr;
-  check(ort::call<ort::KernelContext_GetGPUComputeStream>(api, context, &stream));
-  if (const int code = rmsnorm_deploy_cuda_run(&params, stream)) {
-    throw Error(code >= RMS_NORM_CUDA_ERROR ? ort::kFail : ort::kInvalidArgument,
-                owner + ": " + rmsnorm_deploy_cuda_error_text(code) + " (X has shape " + x.text() + ")");
-  }
-}
-
 void Norm::compute(KernelContext* context) const {
   const Input x = input(context, 0);
   rms_norm_params params;  // its long arrays are set as far as they are used
@@ -128,7 +116,7 @@ void Norm::compute(KernelContext* context) const {
   if (sum_at_ >= 0) params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
   if (x.shape.count() == 0) return;
   if (on_gpu_) {
-    run_on_gpu(context, params, x.shape);
+    launch(*this, context, params, nullptr, x.shape);
   } else {
     run_norm(*this, context, params, x.shape, scale_.data != nullptr);
   }

@@ -58,9 +58,7 @@ constexpr Signature kOperators[] = {
      kGatedTypes,
      kGatedTypeCount,
      in_place<0>,
-     make_gated,
-     1,
-     false},
+     make_gated},
 };
 
 constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kOperators, sizeof kOperators / sizeof kOperators[0]};
