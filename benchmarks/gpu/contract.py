@@ -1,4 +1,4 @@
-"""The kernels' C contract on a GPU, as ctypes sees it: ops/include/rms_norm.h and rms_norm_cuda.h. Needs no package."""
+"""The kernels' C contract on a GPU, as ctypes sees it: the headers in ops/include. Needs no package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ MAX_RANK = 16
 ALL = 2**63 - 1
 FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
 INT8 = 3
+SIGMOID, SILU = 0, 1
+"""Activations of a gate."""
 TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
 VERSION = 2
@@ -60,6 +62,21 @@ class Params(ctypes.Structure):
     )
 
 
+class Gate(ctypes.Structure):
+    """``rms_norm_gate``."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("type", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("place", ctypes.c_int32),
+        ("gate", ctypes.c_void_p),
+    )
+
+
+GATE_VERSION = 1
+
+
 def params(data_type: int, shape: Sequence[int], axis: int, epsilon: float) -> Params:
     """A call that normalises one dimension, with a scale (and bias) for each of its places; pointers are to be set."""
     p = Params(version=VERSION, stash_type=FLOAT32, **FLOATS)
@@ -77,6 +94,11 @@ class Kernels:
     def __init__(self, path: str | Path) -> None:
         self.lib = ctypes.CDLL(str(path))
         self.lib.rmsnorm_deploy_cuda_run.argtypes = [ctypes.POINTER(Params), ctypes.c_void_p]
+        self.lib.rmsnorm_deploy_cuda_run_gated.argtypes = [
+            ctypes.POINTER(Params),
+            ctypes.POINTER(Gate),
+            ctypes.c_void_p,
+        ]
         self.lib.rmsnorm_deploy_cuda_error_text.restype = ctypes.c_char_p
         self.lib.rmsnorm_deploy_cuda_architectures.restype = ctypes.c_char_p
 
@@ -84,12 +106,14 @@ class Kernels:
     def architectures(self) -> str:
         return self.lib.rmsnorm_deploy_cuda_architectures().decode()
 
-    def code(self, p: Params, stream: int | None = None) -> int:
+    def code(self, p: Params, stream: int | None = None, gate: Gate | None = None) -> int:
+        if gate is not None:
+            return self.lib.rmsnorm_deploy_cuda_run_gated(ctypes.byref(p), ctypes.byref(gate), stream)
         return self.lib.rmsnorm_deploy_cuda_run(ctypes.byref(p), stream)
 
     def text(self, code: int) -> str:
         return self.lib.rmsnorm_deploy_cuda_error_text(code).decode()
 
-    def launch(self, p: Params, stream: int | None = None) -> None:
-        if code := self.code(p, stream):
+    def launch(self, p: Params, stream: int | None = None, gate: Gate | None = None) -> None:
+        if code := self.code(p, stream, gate):
             raise RuntimeError(f"the launch failed with {code}: {self.text(code)}")

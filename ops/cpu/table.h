@@ -118,9 +118,26 @@ struct OutputsArgs {
   bool by_row;
 };
 
+// Where a gate comes in: the numbers of the contract.
+enum GatePlace { kGatedFirst = 0, kGatedNormalised = 1, kGatedLast = 2 };
+
+// Rows that lie one behind the other, and a gate of x's shape.
+struct GatedArgs {
+  const void* x;
+  const void* gate;
+  void* y;
+  const float* scale;  // [size], already rounded
+  std::int64_t rows;
+  std::int64_t size;
+  bool silu;  // else sigmoid
+  std::int32_t place;
+  Attributes attributes;
+};
+
 using RowsKernel = void (*)(const RowsArgs&);
 using ColumnsKernel = void (*)(const ColumnsArgs&);
 using OutputsKernel = void (*)(const OutputsArgs&);
+using GatedKernel = void (*)(const GatedArgs&);
 
 struct KernelTable {
   const char* name;
@@ -132,6 +149,7 @@ struct KernelTable {
   OutputsKernel outputs[kElementCount][kModeCount][kResultCount];
   ExtremesKernel extremes[kElementCount];
   QuantiseKernel quantise[kElementCount][kQuantisedCount][2];  // second: the quotient is rounded to the element type
+  GatedKernel gated[kElementCount][2][kRoundingCount];         // second: the gate is float32, not of the element type
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.

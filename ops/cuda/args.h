@@ -104,6 +104,23 @@ struct Outputs {
   std::int64_t stride[kRowTensors][RMS_NORM_MAX_RANK];
 };
 
+// A gate of x's shape, contiguous.
+struct Gate {
+  const void* data;
+  std::int32_t place;
+  bool wide;  // float32 whatever the type of x
+  bool silu;
+};
+
+struct GatedRowArgs {
+  RowArgs row;
+  Gate gate;
+};
+struct GatedArgs {
+  Args row;
+  Gate gate;
+};
+
 struct OutputRowArgs {
   RowArgs row;
   Outputs out;

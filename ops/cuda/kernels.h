@@ -62,6 +62,12 @@ using OutputKernel = void (*)(OutputArgs);
 OutputRowKernel output_rows(std::int32_t x_type) noexcept;
 OutputKernel output_values(std::int32_t x_type, bool float64) noexcept;
 
+// Norms with a gate: whole chunks, and single values.
+using GatedRowKernel = void (*)(GatedRowArgs);
+using GatedKernel = void (*)(GatedArgs);
+GatedRowKernel gated_rows(std::int32_t x_type) noexcept;
+GatedKernel gated_values(std::int32_t x_type, bool float64) noexcept;
+
 }  // namespace cuda
 }  // namespace rmsnorm_deploy
 

@@ -110,7 +110,23 @@ cudaError_t start(const Launch& l, const Device& device, cudaStream_t stream) {
   if (l.strided) return start(l.strided, l.args, l, device, stream);
   if (l.output_rows) return start(l.output_rows, OutputRowArgs{l.row_args, l.outputs}, l, device, stream);
   if (l.output_values) return start(l.output_values, OutputArgs{l.args, l.outputs}, l, device, stream);
+  if (l.gated_rows) return start(l.gated_rows, GatedRowArgs{l.row_args, l.gate}, l, device, stream);
+  if (l.gated_values) return start(l.gated_values, GatedArgs{l.args, l.gate}, l, device, stream);
   return cudaSuccess;
+}
+
+// One norm; `gate` may be null.
+int run(const rms_norm_params& params, const rms_norm_gate* gate, cudaStream_t stream) {
+  Device device = {};
+  cudaError_t error = params.x ? follow(params.x, stream) : cudaSuccess;
+  if (error == cudaSuccess) error = describe(device);
+  Launch launch;
+  rms_norm_params room;
+  // Wrong params are refused without a device too.
+  const int code = plan(current(params, room), gate, device, launch);
+  if (code != RMS_NORM_OK || launch.blocks == 0) return code;
+  if (error == cudaSuccess) error = start(launch, device, stream);
+  return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
 }
 
 }  // namespace
@@ -120,18 +136,13 @@ cudaError_t start(const Launch& l, const Device& device, cudaStream_t stream) {
 extern "C" {
 
 int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream) {
-  using namespace rmsnorm_deploy::cuda;
   if (!params) return RMS_NORM_BAD_POINTER;
-  Device device = {};
-  cudaError_t error = params->x ? follow(params->x, static_cast<cudaStream_t>(stream)) : cudaSuccess;
-  if (error == cudaSuccess) error = describe(device);
-  Launch launch;
-  rms_norm_params room;
-  const int code =
-      plan(rmsnorm_deploy::current(*params, room), device, launch);  // wrong params are refused without a device too
-  if (code != RMS_NORM_OK || launch.blocks == 0) return code;
-  if (error == cudaSuccess) error = start(launch, device, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? RMS_NORM_OK : RMS_NORM_CUDA_ERROR + static_cast<int>(error);
+  return rmsnorm_deploy::cuda::run(*params, nullptr, static_cast<cudaStream_t>(stream));
+}
+
+int rmsnorm_deploy_cuda_run_gated(const rms_norm_params* params, const rms_norm_gate* gate, void* stream) {
+  if (!params || !gate) return RMS_NORM_BAD_POINTER;
+  return rmsnorm_deploy::cuda::run(*params, gate, static_cast<cudaStream_t>(stream));
 }
 
 const char* rmsnorm_deploy_cuda_error_text(int code) {

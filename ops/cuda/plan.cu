@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "../contract/check.h"
+#include "../contract/gate.h"
 #include "layout.h"
 #include "plan.h"
 #include "statistic.cuh"
@@ -117,10 +117,8 @@ void plan_rows(const RowKernels& kernels, const Device& device, Launch& launch) 
 
 // As many threads to a row as the kernel of two chunks to a thread has, and as the one for long rows: so the sums come
 // out with the same bits. Rows are not kept in shared memory.
-void plan_output_rows(const rms_norm_params& p, const Device& device, Launch& launch) {
+void plan_other_rows(const Device& device, Launch& launch) {
   RowArgs& a = launch.row_args;
-  launch.output_rows = output_rows(p.x_type);
-  launch.rows = nullptr;
   a.group_log2 = 0;
   while (a.group_log2 < kMostOutputGroup && a.chunks > 2 << a.group_log2) ++a.group_log2;
   launch.threads = a.group_log2 > 5 ? 1u << a.group_log2 : static_cast<unsigned>(kRowsThreads);
@@ -130,11 +128,11 @@ void plan_output_rows(const rms_norm_params& p, const Device& device, Launch& la
   launch.shared_bytes = kReduceBytes + kExtremeBytes;
 }
 
-void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& device, Launch& launch) {
+void plan_strided(const rms_norm_params& p, const Sizes& sizes, bool one_by_one, const Device& device, Launch& launch) {
   Args& a = launch.args;
   const std::int64_t per_chunk = kChunkBytes / element_size(p.x_type);
-  const bool in_chunks = !sizes.float64 && a.inner % per_chunk == 0 && aligned(a.x) && aligned(a.residual) &&
-                         aligned(a.y) && aligned(a.sum) && fit_columns(a.scale, p.x_type) &&
+  const bool in_chunks = !one_by_one && !sizes.float64 && a.inner % per_chunk == 0 && aligned(a.x) &&
+                         aligned(a.residual) && aligned(a.y) && aligned(a.sum) && fit_columns(a.scale, p.x_type) &&
                          fit_columns(a.bias, p.x_type);
   const std::int64_t values = in_chunks ? per_chunk : 1;
   const std::int64_t columns = ceiling(a.inner, values);
@@ -169,11 +167,14 @@ void plan_strided(const rms_norm_params& p, const Sizes& sizes, const Device& de
 
 }  // namespace
 
-int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcept {
+int plan(const rms_norm_params& p, const rms_norm_gate* gate, const Device& device, Launch& launch) noexcept {
   Sizes sizes = {};
-  const int code = check(p, sizes);
+  const int code = gate ? check_gated(p, *gate, sizes) : check(p, sizes);
   launch = {};
   if (code != RMS_NORM_OK || sizes.total == 0) return code;
+  if (gate) {
+    launch.gate = {gate->gate, gate->place, gate->type == RMS_NORM_FLOAT32, gate->activation == RMS_NORM_SILU};
+  }
   const bool has_more = has_outputs(p) && outputs_of(p, sizes, launch.outputs);
   Args& a = launch.args;
   a.x = p.x;
@@ -190,16 +191,16 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   a.round_type = p.round_type;
   RowArgs& r = launch.row_args;
   const std::int64_t row_bytes = a.size * element_size(p.x_type);
-  const bool all_aligned = aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum);
+  const bool all_aligned =
+      aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) && aligned(launch.gate.data);
   const bool in_rows = !sizes.float64 && a.inner == 1 && row_bytes % kChunkBytes == 0 &&
                        row_bytes / kChunkBytes <= kMostChunks && (all_aligned || has_more) &&
                        fit_rows(a.scale, p.x_type, a.outer, r.scale) && fit_rows(a.bias, p.x_type, a.outer, r.bias);
   if (!in_rows) {
-    plan_strided(p, sizes, device, launch);
-    if (has_more) {
-      launch.output_values = output_values(p.x_type, sizes.float64);
-      launch.strided = nullptr;
-    }
+    plan_strided(p, sizes, gate != nullptr, device, launch);
+    if (has_more) launch.output_values = output_values(p.x_type, sizes.float64);
+    if (gate) launch.gated_values = gated_values(p.x_type, sizes.float64);
+    if (has_more || gate) launch.strided = nullptr;
     return RMS_NORM_OK;
   }
   r.x = a.x;
@@ -211,8 +212,13 @@ int plan(const rms_norm_params& p, const Device& device, Launch& launch) noexcep
   r.measured = a.measured;
   r.chunks = static_cast<std::int32_t>(row_bytes / kChunkBytes);
   r.round_type = a.round_type;
-  plan_rows(row_kernels(p, r, a.size), device, launch);
-  if (has_more) plan_output_rows(p, device, launch);
+  if (has_more) launch.output_rows = output_rows(p.x_type);
+  if (gate) launch.gated_rows = gated_rows(p.x_type);
+  if (has_more || gate) {
+    plan_other_rows(device, launch);
+  } else {
+    plan_rows(row_kernels(p, r, a.size), device, launch);
+  }
   return RMS_NORM_OK;
 }
 

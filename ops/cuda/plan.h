@@ -2,6 +2,7 @@
 #ifndef RMSNORM_DEPLOY_CUDA_PLAN_H_
 #define RMSNORM_DEPLOY_CUDA_PLAN_H_
 
+#include "../include/rms_norm_gated.h"
 #include "kernels.h"
 
 namespace rmsnorm_deploy {
@@ -19,16 +20,19 @@ struct Launch {
   Kernel strided;               // with args
   OutputRowKernel output_rows;  // with row_args and outputs
   OutputKernel output_values;   // with args and outputs
+  GatedRowKernel gated_rows;    // with row_args and gate
+  GatedKernel gated_values;     // with args and gate
   RowArgs row_args;
   Args args;
   Outputs outputs;
+  Gate gate;
   unsigned blocks;
   unsigned threads;
   unsigned shared_bytes;
 };
 
-// A code of the contract; `launch` is complete on RMS_NORM_OK only.
-int plan(const rms_norm_params& params, const Device& device, Launch& launch) noexcept;
+// A code of the contract; `launch` is complete on RMS_NORM_OK only. `gate` may be null.
+int plan(const rms_norm_params& params, const rms_norm_gate* gate, const Device& device, Launch& launch) noexcept;
 
 }  // namespace cuda
 }  // namespace rmsnorm_deploy

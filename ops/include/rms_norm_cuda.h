@@ -1,11 +1,12 @@
 /*
- * The contract of rms_norm.h on an NVIDIA GPU. Every pointer of the params but the struct itself is a device pointer;
- * meaning, aliasing and accuracy are the same. The struct may be changed or freed as soon as the call returns.
+ * The contracts of rms_norm.h and rms_norm_gated.h on an NVIDIA GPU. Every pointer in their structs is a device
+ * pointer; meaning, aliasing and accuracy are the same. The structs may be changed or freed as soon as the call
+ * returns.
  */
 #ifndef RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
 #define RMSNORM_DEPLOY_RMS_NORM_CUDA_H_
 
-#include "rms_norm.h"
+#include "rms_norm_gated.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,6 +24,10 @@ enum {
  * captured in a CUDA graph. Errors that a kernel meets while it runs appear at the caller's next synchronisation.
  */
 RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run(const rms_norm_params* params, void* stream);
+
+/* The same for a norm with a gate, which the contract of rms_norm_gated.h is about; its tensor too is on the device. */
+RMS_NORM_EXPORT int rmsnorm_deploy_cuda_run_gated(const rms_norm_params* params, const rms_norm_gate* gate,
+                                                  void* stream);
 
 /* The sentence that belongs to a code of either header; never NULL, never to be freed. */
 RMS_NORM_EXPORT const char* rmsnorm_deploy_cuda_error_text(int code);

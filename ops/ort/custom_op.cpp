@@ -34,6 +34,8 @@ int type_of(const Op& op, Role role) {
     case Role::kScale:
     case Role::kBias:
       return op.types.scale;
+    case Role::kGate:
+      return op.types.gate;
     case Role::kY:
       return op.types.y;
     default:

@@ -14,20 +14,22 @@
 namespace rmsnorm_deploy {
 
 // What an input or output is to the norm. kNone ends a list of them.
-enum class Role { kNone, kX, kResidual, kScale, kBias, kY, kSum, kMean, kInverseRms };
+enum class Role { kNone, kX, kResidual, kGate, kScale, kBias, kY, kSum, kMean, kInverseRms };
 
 struct Operand {
   Role role;
   ort::Characteristic characteristic = ort::kRequired;
 };
 
-// Element types: of x, residual and sum; of scale and bias; of y. Mean and inverse rms are float32.
+// Element types: of x, residual and sum; of scale and bias; of y; of the gate, where there is one. Mean and inverse rms
+// are float32.
 struct Types {
   std::int32_t x;
   std::int32_t scale;
   std::int32_t y;
+  std::int32_t gate = 0;
 };
-constexpr Types all_of(std::int32_t type) { return {type, type, type}; }
+constexpr Types all_of(std::int32_t type) { return {type, type, type, type}; }
 
 // One node of a session. Nothing in it changes after its creation, so that a session can run on several threads.
 struct Kernel : Node {

@@ -122,6 +122,9 @@ class _Rewriter:
             if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
                 self._unsorted.add(graph)  # a computed scale may stand after the addition
         graph.insert_before(anchor, made.nodes)
+        for reader in match.shapes if match.gate is not None else ():
+            reader.replace_input_with(0, match.x)  # which has the product's shape, and stays
+            self._touched.node(reader)
         for value in match.same:
             self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
         self._take_over(match.output, made.y)
@@ -151,7 +154,7 @@ class _Rewriter:
             return value
 
         changed: dict[str, Any] = {
-            name: now(getattr(match, name)) for name in ("x", "output", "scale", "bias", "residual", "sum")
+            name: now(getattr(match, name)) for name in ("x", "output", "scale", "bias", "residual", "sum", "gate")
         }
         return dataclasses.replace(match, **changed)
 

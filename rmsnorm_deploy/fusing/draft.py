@@ -92,7 +92,40 @@ class Draft:
             residual = None
         if match.cast_x:
             x = self.cast(x, self.dtype, "cast")
+        if match.grouping is not None and match.grouping.of_x:
+            x = self._grouped(x, "groups")
         return x, residual, total
+
+    def gate(self) -> ir.Value:
+        """The gate, in groups where x is."""
+        assert self._match.gate is not None
+        return self._grouped(self._match.gate, "gate_groups")
+
+    def like(self, value: ir.Value | None) -> ir.Value | None:
+        """``value``, where the norm has its shape; None where it is in groups."""
+        return value if self._match.grouping is None else None
+
+    def turned_back(self, y: ir.Value) -> ir.Value:
+        """Y as the model has it: no longer in groups."""
+        grouping = self._match.grouping
+        if grouping is None or grouping.back is None:
+            return y
+        y.name = self.unique(f"{self._name}_of_groups")
+        return self._like_reshape(y, grouping.back, "whole")
+
+    def _grouped(self, value: ir.Value, name: str) -> ir.Value:
+        grouping = self._match.grouping
+        return value if grouping is None else self._like_reshape(value, grouping.into, name)
+
+    def _like_reshape(self, value: ir.Value, node: ir.Node, name: str) -> ir.Value:
+        """``value`` reshaped as ``node`` reshapes another value."""
+        shape = node.inputs[1]
+        assert shape is not None
+        attributes: Attributes = {n: a.value for n, a in node.attributes.items()}
+        dtype = value.dtype or self.dtype
+        result = self.node("Reshape", [value, shape], name, dtype=dtype, attributes=attributes)
+        result.shape = node.outputs[0].shape
+        return result
 
     def value(self, dtype: ir.DataType, like: ir.Value | None) -> ir.Value:
         """A new value without a name, of ``like``'s shape; None leaves the shape open."""
@@ -161,7 +194,7 @@ class Draft:
         match = self._match
         if match.factor == 1.0:
             if match.scale is not None:
-                return self._with_features(match.scale)
+                return self._of_groups(self._with_features(match.scale))
             return self.ones(self.scale_type)
         # a factor is not rounded to 16 bits, nor is its product with a scale
         wide = DOUBLE if self.dtype == DOUBLE else FLOAT
@@ -176,6 +209,13 @@ class Draft:
         scale = self.as_type(self._with_features(match.scale), wide)
         factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
+
+    def _of_groups(self, scale: ir.Value) -> ir.Value:
+        grouping = self._match.grouping
+        if grouping is None or grouping.scale is None:
+            return scale
+        shape = self.constant("rmsnorm_groups", ir.Tensor(np.array(grouping.scale, np.int64)))
+        return self.node("Reshape", [scale, shape], "scale_groups", dtype=self.scale_type)
 
     def ones(self, dtype: ir.DataType) -> ir.Value:
         """A scale of type ``dtype`` that changes nothing."""

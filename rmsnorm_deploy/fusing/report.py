@@ -29,6 +29,7 @@ class FusedNorm:
         scale: name of the scale.
         output: name of the output.
         residual: name of the residual, "" without one.
+        gate: name of the gate, before its activation; "" without one.
         axes: the normalised dimensions.
         epsilon: inside the root.
         attributes: every attribute of the node.
@@ -47,6 +48,7 @@ class FusedNorm:
     scale: str
     output: str
     residual: str
+    gate: str
     axes: tuple[int, ...]
     epsilon: float
     attributes: dict[str, Any]
@@ -78,6 +80,7 @@ def described(match: Match, version: int) -> FusedNorm:
         scale=name(match.scale),
         output=name(match.output),
         residual=name(match.residual),
+        gate=name(match.gate),
         axes=parameters.axes,
         epsilon=parameters.epsilon,
         attributes=parameters.to_attributes(version),

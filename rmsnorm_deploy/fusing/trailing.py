@@ -26,6 +26,11 @@ def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
         operator: the name of the operator that is to be written, for the reason.
     """
     p = match.parameters
+    if p.op is Op.GATED_RMS_NORM:
+        if match.plain is None:
+            return Unsuited(f"{operator} has no gate")
+        note = f"{operator} has no gate, which stays in nodes of its own"
+        return as_trailing_norm(dataclasses.replace(match.plain, notes=(*match.plain.notes, note)), operator)
     extra = [
         _WORDS.get(f.name, f.name)
         for f in dataclasses.fields(p)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.op import formula
-from rmsnorm_deploy.op.definition import ATTRIBUTES, NormParameters, Op, attribute_names
+from rmsnorm_deploy.op.definition import ATTRIBUTES, SILU, NormParameters, Op, attribute_names
 from rmsnorm_deploy.op.versions import DOMAIN
 from rmsnorm_deploy.op.words import documentation
 
@@ -28,6 +28,7 @@ class _Body(formula.Writer[str]):
         self.nodes: list[NodeProto] = []
         self.opset = opset
         self.like_x = like_x
+        self._gate = self._one = ""
 
     def _append(self, node: NodeProto) -> None:
         """Every node has a name: compilers that inline a function make the names of its nodes from them."""
@@ -104,6 +105,32 @@ class _Body(formula.Writer[str]):
         # rounded to scale_type and back: nothing is ever computed in a 16-bit type
         value, other = self.wide(value), self.wide(self.cast(operand, "scale_type"))
         return self.cast(self.add(op_type, [value, other]), "scale_type")
+
+    def _is(self, attribute: str, number: int) -> str:
+        """Whether the integer attribute has this value, which is 0, 1 or 2."""
+        if self.opset >= 12:
+            value = self.add("Constant", [], value_int=attribute)
+        else:
+            # Constant has no value_int yet; Flatten turns its axis into a size, 2^axis
+            cube = self.constant(helper.make_tensor("cube", TensorProto.FLOAT, [2, 2, 2], [0.0] * 8))
+            first = self.constant(helper.make_tensor("first", TensorProto.INT64, [], [0]))
+            value = self.add("Gather", [self.add("Shape", [self.add("Flatten", [cube], axis=attribute)]), first])
+            number = 2**number
+        return self.add("Equal", [value, self.constant(helper.make_tensor("value", TensorProto.INT64, [], [number]))])
+
+    def _activated(self) -> str:
+        if not self._gate:
+            gate = self.wide("gate")
+            self._one = self.wide(self.constant(helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])))
+            factor = self.add("Where", [self._is("activation", SILU), gate, self._one])
+            self._gate = self.add("Mul", [self.add("Sigmoid", [gate]), factor])
+        return self._gate
+
+    def gated(self, value: str, at: int, *, rounded: bool) -> str:
+        # every model has one body, so it has each of the places, and multiplies by 1 at two of them
+        factor = self.add("Where", [self._is("gate_at", at), self._activated(), self._one])
+        product = self.add("Mul", [self.wide(value), factor])
+        return self.cast(product, "scale_type") if rounded else product
 
     def finish(self, value: str) -> None:
         self.cast(value, "output_type", "Y")

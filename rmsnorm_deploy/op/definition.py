@@ -10,6 +10,13 @@ With ``c`` the arithmetic type (``stash_type``) and ``T`` the type of X::
                                                   General: y = scale_type(c(y) + c(scale_type(bias)))
     Y    = T(y)
 
+GatedRMSNorm multiplies by ``g = act(c(gate))``, which is never rounded: ``sigmoid(z)``, or ``z * sigmoid(z)`` (SiLU)
+where ``activation`` is 1. Where, says ``gate_at``::
+
+    0    c(x) * g in place of c(x), not rounded   the statistics are those of the product (Mamba2)
+    1    scale_type(c(n) * g) in place of n       in front of the scale
+    2    Y = T(c(y) * g)                          behind it (Qwen3-Next)
+
 RMSNorm is from Zhang & Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467, section 4;
 ``partial_size`` is the paper's pRMSNorm (section 4.1), ``epsilon_outside`` the place of epsilon in its published code.
 """
@@ -39,6 +46,7 @@ class Op(str, enum.Enum):
     RMS_NORM = "RMSNorm"
     ADD_RMS_NORM = "AddRMSNorm"
     GENERAL_RMS_NORM = "GeneralRMSNorm"
+    GATED_RMS_NORM = "GatedRMSNorm"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -55,16 +63,18 @@ _SIGNATURES: dict[Op, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Op.RMS_NORM: (("X", "scale"), ("Y",)),
     Op.ADD_RMS_NORM: (("X", "residual", "scale"), ("Y", "sum")),
     Op.GENERAL_RMS_NORM: (("X", "scale", "bias"), ("Y",)),
+    Op.GATED_RMS_NORM: (("X", "gate", "scale"), ("Y",)),
 }
 OPERANDS: dict[str, tuple[str, str]] = {
     "X": ("T", "The value to normalise."),
     "residual": ("T", "Added to X first; of X's shape."),
+    "gate": ("G", "What the activation is applied to, of X's shape; multiplies X, the normalised or the scaled value."),
     "scale": ("S", "Multiplies the normalised value; broadcasts into X and never enlarges it."),
     "bias": ("S", "Added at the end; broadcasts into X and never enlarges it. -0.0 is neutral."),
     "Y": ("T", "The normalised value, of X's shape."),
     "sum": ("T", "X + residual, rounded to T."),
 }
-"""Type and meaning of every input and output: T is the type of X, S is T or float."""
+"""Type and meaning of every input and output: T is the type of X; S and G are each T or float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +102,11 @@ class Attribute:
 
 
 _GENERAL = (Op.GENERAL_RMS_NORM,)
+_GATED = (Op.GATED_RMS_NORM,)
+SIGMOID, SILU = 0, 1
+"""Values of ``activation``."""
+GATED_FIRST, GATED_NORMALISED, GATED_LAST = 0, 1, 2
+"""Values of ``gate_at``."""
 _VERSION = "version"
 ATTRIBUTES = (
     Attribute(
@@ -114,6 +129,14 @@ ATTRIBUTES = (
         "One integer for each entry of axes: how many leading features the mean square covers; 2^63 - 1 for all.",
         None,
         _GENERAL,
+    ),
+    Attribute("activation", AttributeProto.INT, "Of the gate: 0 (sigmoid) or 1 (SiLU, z * sigmoid(z)).", SILU, _GATED),
+    Attribute(
+        "gate_at",
+        AttributeProto.INT,
+        "What the activated gate multiplies: 0 (X, before the norm), 1 (the normalised value) or 2 (the scaled one).",
+        GATED_FIRST,
+        _GATED,
     ),
     Attribute(
         _VERSION, AttributeProto.INT, "The version of the domain that the model imports.", None, since=2, required=True
@@ -159,6 +182,9 @@ class NormParameters:
         epsilon_outside: added to the RMS, outside the root. GeneralRMSNorm only.
         rms_floor: the RMS is at least this. GeneralRMSNorm only.
         partial_size: number of leading features in the statistic, or None for all. GeneralRMSNorm only.
+        activation: of the gate: :data:`SIGMOID` or :data:`SILU`. GatedRMSNorm only.
+        gate_at: what the gate multiplies: :data:`GATED_FIRST`, :data:`GATED_NORMALISED` or :data:`GATED_LAST`.
+            GatedRMSNorm only.
 
     Raises:
         ValueError: an attribute is outside its range, or set on an operator that lacks it.
@@ -173,6 +199,8 @@ class NormParameters:
     epsilon_outside: float = 0.0
     rms_floor: float = 0.0
     partial_size: int | None = None
+    activation: int = SILU
+    gate_at: int = GATED_FIRST
 
     @property
     def rounding(self) -> int:
@@ -200,6 +228,10 @@ class NormParameters:
             object.__setattr__(self, name, as_float32(value))
         if self.partial_size is not None and (self.partial_size < 1 or len(self.axes) != 1):
             raise ValueError("partial_size must be at least 1 and needs exactly one axis")
+        if self.activation not in (SIGMOID, SILU):
+            raise ValueError(f"activation must be 0 (sigmoid) or 1 (SiLU), not {self.activation}")
+        if self.gate_at not in (GATED_FIRST, GATED_NORMALISED, GATED_LAST):
+            raise ValueError(f"gate_at must be 0, 1 or 2, not {self.gate_at}")
         fields = {f.name: f.default for f in dataclasses.fields(self)}
         lacking = [a.name for a in ATTRIBUTES if self.op not in a.ops and a.name in fields]
         if set_ := [name for name in lacking if getattr(self, name) != fields[name]]:

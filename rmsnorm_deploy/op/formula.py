@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from rmsnorm_deploy.op.definition import Op
+from rmsnorm_deploy.op.definition import GATED_FIRST, GATED_LAST, GATED_NORMALISED, Op
 
 Value = TypeVar("Value")
 
@@ -39,6 +39,12 @@ class Writer(Protocol[Value]):
     def applied(self, op_type: str, value: Value, operand: str) -> Value:
         """``value`` combined by ``op_type`` with the input ``operand``; both and the result in ``scale_type``."""
 
+    def gated(self, value: Value, at: int, *, rounded: bool) -> Value:
+        """``value``, wide or in ``scale_type``, times the activated gate where ``gate_at`` is ``at``; else as it is.
+
+        The product is wide or, if ``rounded``, in ``scale_type``.
+        """
+
     def finish(self, value: Value) -> None:
         """``value`` in X's type is the output ``Y``."""
 
@@ -50,12 +56,21 @@ def write(op: Op, to: Writer[Value]) -> None:
         op: the operator.
         to: takes the steps.
     """
-    general = op is Op.GENERAL_RMS_NORM
+    general, gated = op is Op.GENERAL_RMS_NORM, op is Op.GATED_RMS_NORM
     x = to.total() if "residual" in op.inputs else to.wide("X")
+    if gated:
+        x = to.gated(x, GATED_FIRST, rounded=False)
     measured = to.first_features(x) if general else x
     rms = to.root(to.combined("Add", to.mean_square(measured), "epsilon"))
     if general:
         rms = to.combined("Add", rms, "epsilon_outside")
         rms = to.combined("Max", rms, "rms_floor")
-    y = to.applied("Mul", to.divided(x, rms), "scale")
-    to.finish(to.applied("Add", y, "bias") if general else y)
+    y = to.divided(x, rms)
+    if gated:
+        y = to.gated(y, GATED_NORMALISED, rounded=True)
+    y = to.applied("Mul", y, "scale")
+    if general:
+        y = to.applied("Add", y, "bias")
+    if gated:
+        y = to.gated(y, GATED_LAST, rounded=False)
+    to.finish(y)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from rmsnorm_deploy.op.definition import ALL_FEATURES, NormParameters
+from rmsnorm_deploy.op.definition import ALL_FEATURES, GATED_FIRST, GATED_LAST, GATED_NORMALISED, SILU, NormParameters
 from rmsnorm_deploy.op.dtypes import float_type
 
 Array = NDArray[Any]
@@ -21,6 +21,15 @@ def _rounded(value: Array, data_type: int, stash_type: int) -> Array:
     if data_type == stash_type or data_type == TensorProto.DOUBLE:
         return value
     return value.astype(float_type(data_type).dtype).astype(np.float64)
+
+
+def activated(gate: Array, activation: int) -> Array:
+    """The gate after its activation, in float64: ``sigmoid(z)``, or ``z * sigmoid(z)``; -infinity gives a NaN there."""
+    z = gate.astype(np.float64)
+    with np.errstate(all="ignore"):
+        small = np.exp(-np.abs(z))  # cannot overflow
+        sigmoid = np.where(z < 0, small, 1.0) / (1.0 + small)
+        return z * sigmoid if activation == SILU else sigmoid
 
 
 def rms_norm(
@@ -36,9 +45,12 @@ def rms_norm(
     epsilon_outside: float = 0.0,
     rms_floor: float = 0.0,
     partial_size: int | None = None,
+    gate: Array | None = None,
+    activation: int = SILU,
+    gate_at: int = GATED_FIRST,
     exact: bool = False,
 ) -> tuple[Array, Array]:
-    """RMSNorm, AddRMSNorm or GeneralRMSNorm, by the formula in :mod:`rmsnorm_deploy.op.definition`.
+    """Any of the operators, by the formula in :mod:`rmsnorm_deploy.op.definition`.
 
     Args:
         x: any shape and float type T.
@@ -52,6 +64,9 @@ def rms_norm(
         epsilon_outside: outside the root.
         rms_floor: least value of the RMS.
         partial_size: number of leading features in the statistic, along the one axis; None for all.
+        gate: of x's shape, of any float type; multiplies what ``gate_at`` says after its ``activation``.
+        activation: of the gate.
+        gate_at: what it multiplies.
         exact: return Y in float64 before the last rounding to T.
 
     Returns:
@@ -62,6 +77,9 @@ def rms_norm(
             total = x.astype(np.float64) + residual.astype(np.float64)
             x = total.astype(x.dtype)
         wide = x.astype(np.float64)
+        factor = 1.0 if gate is None else activated(gate, activation)
+        if gate is not None and gate_at == GATED_FIRST:
+            wide = wide * factor
         measured = wide
         if partial_size is not None and partial_size != ALL_FEATURES:
             measured = np.take(wide, range(min(partial_size, wide.shape[axes[0]])), axis=axes[0])
@@ -70,10 +88,14 @@ def rms_norm(
             square = np.where(square > np.finfo(np.float32).max, np.inf, square)
         rms = np.sqrt(square.mean(axis=tuple(axes), keepdims=True) + epsilon) + epsilon_outside
         normalised = _rounded(wide / np.maximum(rms, rms_floor), scale_type, stash_type)
+        if gate is not None and gate_at == GATED_NORMALISED:
+            normalised = _rounded(normalised * factor, scale_type, stash_type)
         y = normalised * _rounded(scale.astype(np.float64), scale_type, stash_type)
         if bias is not None:
             y = _rounded(y, scale_type, stash_type) + _rounded(bias.astype(np.float64), scale_type, stash_type)
         y = _rounded(y, scale_type, stash_type)
+        if gate is not None and gate_at == GATED_LAST:
+            y = y * factor
         return (y if exact else y.astype(x.dtype)), x
 
 

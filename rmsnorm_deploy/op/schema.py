@@ -48,6 +48,11 @@ def schemas() -> list[OpSchema]:
                 type_constraints=[
                     ("T", [t.onnx_name for t in TYPES], "Type of X and Y."),
                     ("S", [t.onnx_name for t in TYPES], "Type of scale and bias: T or float."),
+                    *(
+                        [("G", [t.onnx_name for t in TYPES], "Type of gate: T or float.")]
+                        if "gate" in op.inputs
+                        else []
+                    ),
                 ],
                 attributes=[_attribute(a) for a in attributes_of(op, version)],
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -68,18 +68,25 @@ def is_small_shape(facts: Facts, constant: ir.Value | None, value: ir.Value | No
 
 def strip(facts: Facts, value: ir.Value, casts: bool = True) -> ir.Value:
     """The value in front of nodes that change nothing and (with ``casts``) of Casts that lose nothing."""
+    *_, last = widened(facts, value, casts)
+    return last
+
+
+def widened(facts: Facts, value: ir.Value, casts: bool = True) -> Iterator[ir.Value]:
+    """``value``, and what stands in front of each of the nodes that :func:`strip` looks through."""
+    yield value
     for _ in range(64):
         node = value.producer()
         if node is None or not node.inputs or value.index() != 0:
-            return value
+            return
         index = next((i for i in range(len(node.inputs)) if passes_unchanged(facts, node, i)), None)
         if index is None and casts and is_op(node, "Cast", "CastLike") and is_exact_cast(facts, node):
             index = 0
         source = None if index is None else node.inputs[index]
         if source is None:
-            return value
+            return
         value = source
-    return value
+        yield value
 
 
 def is_exact_cast(facts: Facts, node: ir.Node) -> bool:

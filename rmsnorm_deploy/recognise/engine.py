@@ -13,6 +13,7 @@ from rmsnorm_deploy.recognise import checks, fused_forms, grammar
 from rmsnorm_deploy.recognise.bindings import MOST_CALLS, Binding, Bindings, agreed, bindings_of, by_graph
 from rmsnorm_deploy.recognise.ending import finish
 from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.gate import with_gate
 from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.reduction import open_candidate
@@ -81,7 +82,7 @@ def recognise(
             results = agreed([results, *more], bindings[scope.root], candidate.site)
         for result in results:
             if isinstance(result, Match):
-                matches.append(result)
+                matches.append(with_gate(facts, result))
             else:
                 misses.append(result)
     return _without_overlap(matches), misses
@@ -131,10 +132,21 @@ def candidates(graphs: Iterable[Scope]) -> list[tuple[Scope, ir.Node]]:
 
 
 def _without_overlap(matches: list[Match]) -> list[Match]:
-    """Each output is replaced once, and each residual addition is taken in by the first norm that wants it."""
+    """Each output is replaced once, and an addition or a product with a gate is taken in by the first that wants it."""
     kept: dict[ir.Value, Match] = {}
     sums: set[ir.Value] = set()
+    inner: set[ir.Node] = set()
+    ends: set[ir.Node | None] = set()
     for match in matches:
+        if match.gate is not None and match.plain is not None:
+            # a product may stand behind one norm and in front of another
+            own = set(match.nodes).difference(match.plain.nodes)
+            end = match.output.producer()
+            if match.output in kept or end in inner or own & ends:
+                match = match.plain
+            else:
+                inner |= own
+                ends.add(end)
         if match.output in kept:
             continue
         total, plain = match.sum, match.plain

@@ -71,6 +71,22 @@ class Miss:
 
 
 @dataclasses.dataclass(frozen=True)
+class Grouping:
+    """How a gated norm of groups of features is made of one over all of them.
+
+    Attributes:
+        into: the Reshape that the gate and, where ``of_x``, X need first.
+        back: the one that Y needs then; None where nothing has to follow.
+        scale: the shape that the scale needs, or None where it is right as it is.
+    """
+
+    into: ir.Node
+    back: ir.Node | None = None
+    scale: tuple[int, ...] | None = None
+    of_x: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Match:
     """A norm that can be written as one operator.
 
@@ -98,7 +114,12 @@ class Match:
         notes: what a user should know about this site, one sentence each.
         references: parameters that are attributes of the function that the norm stands in, by name: every call gives
             its own number, and ``parameters`` has that of the first one.
-        plain: the same norm with the addition in front of it left to a node of its own; None where it takes in none.
+        plain: the same norm with the addition in front of it, or with its gate, left to nodes of its own; None where it
+            takes in neither.
+        gate: what the activation of a GatedRMSNorm is applied to, or None.
+        gate_dtype: its element type; None where nothing says so, which means that of ``x``.
+        grouping: the Reshapes around a GatedRMSNorm; None where there are none.
+        shapes: Shape nodes that read the product of ``x`` and the gate, which has ``x``'s shape.
     """
 
     site: Site
@@ -124,3 +145,7 @@ class Match:
     notes: tuple[str, ...] = ()
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     plain: Match | None = None
+    gate: ir.Value | None = None
+    gate_dtype: ir.DataType | None = None
+    grouping: Grouping | None = None
+    shapes: tuple[ir.Node, ...] = ()

@@ -119,6 +119,8 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         scale_dtype=facts.dtype(scale) or ir.DataType(parameters.output_type),
         scale_rank=facts.rank(scale),
         bias=bias,
+        gate=given.get("gate"),
+        gate_dtype=facts.dtype(given.get("gate")),
         size=facts.size(x, parameters.axes),
         rank=None if shape is None else len(shape),
         nodes=(node,),

@@ -62,8 +62,8 @@ model: __init__ leftovers graphs dead dims files skeleton text atomic calls equa
     commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
-    size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
-    normalised output statistic reduction variance grammar ending engine
+    size sizes state facts checks leading activation fused_forms magnitude our_nodes residual rounding step gate
+    square keepdims normalised output statistic reduction variance grammar ending engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session

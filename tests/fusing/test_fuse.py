@@ -330,10 +330,10 @@ def test_a_scale_that_enlarges_the_result_stays_outside():
     same_results(model, fused, {"x": np.array([[1.0], [2.0], [0.5]], np.float32)})
 
 
-def test_a_gate_stays_outside():
+def test_a_gate_that_is_not_activated_as_an_operator_does_it_stays_outside():
     g = Graph()
     x, gate = g.input("x", F, (2, 3, 8)), g.input("gate", F, (2, 3, 8))
-    g.output(chain(g, x)["normalised"] * g.op("Sigmoid", gate), "y", (2, 3, 8))
+    g.output(chain(g, x)["normalised"] * g.op("Tanh", gate), "y", (2, 3, 8))
     fused, report = rmsnorm_deploy.fuse(g.model())
     assert nodes_of(fused) == ["RMSNorm"]
     assert report.fused[0].scale == ""

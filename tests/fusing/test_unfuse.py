@@ -95,6 +95,7 @@ def test_samples_there_and_back(path):
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
+GATED = tuple({"activation": a, "gate_at": at} for a in (0, 1) for at in (0, 1, 2))
 GENERAL = (
     {},
     {"partial_size": 3},
@@ -117,7 +118,7 @@ def by_hand(parameters, scale_type, opset, bias=None):
     def tensor(name, array):
         return numpy_helper.from_array(np.asarray(array).astype(NUMPY[scale_type]), name)
 
-    names = {"X": "x", "residual": "r", "scale": "w", "bias": "b", "Y": "y", "sum": "s"}
+    names = {"X": "x", "residual": "r", "gate": "z", "scale": "w", "bias": "b", "Y": "y", "sum": "s"}
     weights = [tensor("w", rng.uniform(0.5, 2, scale))]
     if "bias" in p.op.inputs:
         weights.append(tensor("b", rng.standard_normal(scale) if bias is None else bias))
@@ -125,11 +126,11 @@ def by_hand(parameters, scale_type, opset, bias=None):
         p.op.value, [names[i] for i in p.op.inputs], [names[o] for o in p.op.outputs], "norm", domain=DOMAIN
     )
     node.attribute.extend(helper.make_attribute(name, value) for name, value in p.to_attributes().items())
-    values = {n: helper.make_tensor_value_info(n, p.output_type, shape) for n in "xrys"}
+    values = {n: helper.make_tensor_value_info(n, p.output_type, shape) for n in "xrzys"}
     graph = helper.make_graph(
         [node],
         "g",
-        [values["x"], *([values["r"]] if "residual" in p.op.inputs else [])],
+        [values[names[i]] for i in p.op.inputs if i in ("X", "residual", "gate")],
         [values[o] for o in node.output],
         weights,
     )
@@ -152,7 +153,7 @@ def bits(array):
 def test_numbers_are_those_of_the_body_bit_for_bit(types, op, opset):
     output, stash, rounding, scale = types
     checked = 0
-    for special in GENERAL if op is Op.GENERAL_RMS_NORM else ({},):
+    for special in {Op.GENERAL_RMS_NORM: GENERAL, Op.GATED_RMS_NORM: GATED}.get(op, ({},)):
         for axes, epsilon in (((-1,), 1e-5), ((-1,), 0.0), ((1,), 1e-6), ((-2, -1), 1e-6)):
             if len(axes) > 1 and "partial_size" in special:
                 continue

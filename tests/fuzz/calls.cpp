@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "floats.h"
-#include "include/rms_norm.h"
+#include "include/rms_norm_gated.h"
 
 namespace {
 
@@ -56,6 +56,7 @@ struct Call {
   rms_norm_params p{};
   Block x, residual, scale, bias, y, sum;
   std::int64_t total = 1;
+  bool odd = false;  // values that are no ordinary numbers are among the others
 };
 
 double number(Random& r, bool odd) {
@@ -123,7 +124,7 @@ Call make(Random& r) {
   const std::int64_t biases = fill_strides(r, p, p.bias_strides);
   c.x = Block(r, c.total, size);
   c.scale = Block(r, scales, weight);
-  const bool odd = chance(r, 0.1);
+  const bool odd = c.odd = chance(r, 0.1);
   const double spread = chance(r, 0.3) ? std::ldexp(1.0, static_cast<int>(below(r, 20)) - 10) : 1.0;
   for (std::int64_t i = 0; i < c.total; ++i) store(c.x.data(), i, p.x_type, number(r, odd) * spread);
   for (std::int64_t i = 0; i < scales; ++i) store(c.scale.data(), i, p.scale_type, number(r, odd) + 1);
@@ -421,10 +422,66 @@ std::string compare_outputs(Random& r, const Call& c, const Run& run) {
   return "";
 }
 
+// ---- a gate ---------------------------------------------------------------------------------------------------------
+
+// What is wrong with the same norm with a gate in front of it, beside the norm of the product in float64.
+template <typename Run>
+std::string compare_gated(Random& r, const Call& c, const Run& run) {
+  const bool wide = chance(r, 0.5), silu = chance(r, 0.5);
+  rms_norm_params p = c.p;
+  if (p.residual || p.bias || p.partial_size != INT64_MAX || !c.total) return "";
+  const std::int32_t type = wide ? static_cast<std::int32_t>(RMS_NORM_FLOAT32) : p.x_type;
+  Block gate(r, c.total, type_of(type).bytes), y(r, c.total, type_of(p.x_type).bytes);
+  Block product(r, c.total, 8), factors(r, c.total, 8);
+  for (std::int64_t i = 0; i < c.total; ++i) {
+    store(gate.data(), i, type, number(r, false) * 4);
+    const double z = load(gate.data(), i, type), g = (silu ? z : 1) / (1 + std::exp(-z));
+    store(factors.data(), i, RMS_NORM_FLOAT64, g);
+    store(product.data(), i, RMS_NORM_FLOAT64, load(p.x, i, p.x_type) * g);
+  }
+  const std::string before = gate.bytes();
+  p.y = y.data();
+  rms_norm_gate given = {RMS_NORM_GATE_VERSION, type, silu ? RMS_NORM_SILU : RMS_NORM_SIGMOID, 0, gate.data()};
+  const rms_norm_gate wrong[] = {{0, type, given.activation, 0, gate.data()},
+                                 {given.version + 1, type, given.activation, 0, gate.data()},
+                                 {given.version, RMS_NORM_INT8, given.activation, 0, gate.data()},
+                                 {given.version, type, any_of(r, {-1, 2, 99}), 0, gate.data()},
+                                 {given.version, type, given.activation, any_of(r, {-1, 3, 99}), gate.data()},
+                                 {given.version, type, given.activation, 0, nullptr}};
+  if (run(p, any_of(r, wrong)) == RMS_NORM_OK) return "a gate that the contract forbids was taken";
+  for (given.place = RMS_NORM_GATED_LAST; given.place >= RMS_NORM_GATED_FIRST; --given.place) {
+    if (run(p, given) != RMS_NORM_OK) return "a gate was refused";
+    if (before != gate.bytes()) return "the gate was written";
+    if (given.place == RMS_NORM_GATED_FIRST) break;
+    if (c.odd) continue;
+    // Behind the norm: each y is that of the norm alone times its factor, but for the roundings of one row's values.
+    for (std::int64_t i = 0; i < c.total; ++i) {
+      const double alone = load(c.p.y, i, p.x_type), got = load(y.data(), i, p.x_type);
+      const double g = load(factors.data(), i, RMS_NORM_FLOAT64), wanted = alone * g;
+      if (!(std::fabs(alone) < 6e4 && std::fabs(alone) > 1e-2 && std::fabs(g) > 1e-2)) continue;
+      if (!(std::fabs(got - wanted) <= 0.1 * std::fabs(wanted))) return "a gate behind the norm is wrong";
+    }
+  }
+  if (c.odd) return "";  // products that float32 cannot hold
+  rms_norm_params q = p;
+  q.x_type = RMS_NORM_FLOAT64;
+  Call of_product;
+  of_product.total = c.total;
+  q.x = product.data();
+  of_product.p = q;
+  Wanted wanted = formula(of_product);
+  for (double& largest : wanted.largest) largest *= 4;  // the activation's error, and that of the product
+  Call got;
+  got.total = c.total;
+  got.p = p;
+  return compare(got, wanted);
+}
+
 // ---- the run --------------------------------------------------------------------------------------------------------
 
 struct Library {
   decltype(&rmsnorm_deploy_cpu_run) run;
+  decltype(&rmsnorm_deploy_cpu_run_gated) run_gated;
   decltype(&rmsnorm_deploy_error_text) error_text;
   decltype(&rmsnorm_deploy_cpu_set_isa) set_isa;
   decltype(&rmsnorm_deploy_cpu_isa_at) isa_at;
@@ -468,14 +525,17 @@ std::string one(const Library& library, std::uint64_t seed, long n) {
   if (!wrong.empty()) return wrong;
   if (scale != c.scale.bytes() || bias != c.bias.bytes()) return "scale or bias was written";
   const bool x_kept = c.p.y != c.p.x && c.p.sum != c.p.x,
-             residual_kept = c.p.y != c.p.residual && c.p.sum != c.p.residual;
+             residual_kept = !c.p.residual || (c.p.y != c.p.residual && c.p.sum != c.p.residual);
   if (x_kept && x != c.x.bytes()) return "x was written";
   if (residual_kept && residual != c.residual.bytes()) return "residual was written";
   if (x_kept && residual_kept) {
     const std::string y = c.y.bytes(), sum = c.sum.bytes();
     run(library, r, c.p);
     if (y != c.y.bytes() || sum != c.sum.bytes()) return "other bits the second time";
-    return compare_outputs(r, c, [&](const rms_norm_params& p) { return run(library, r, p); });
+    const std::string outputs = compare_outputs(r, c, [&](const rms_norm_params& p) { return run(library, r, p); });
+    if (!outputs.empty()) return outputs;
+    return compare_gated(
+        r, c, [&](const rms_norm_params& p, const rms_norm_gate& gate) { return library.run_gated(&p, &gate); });
   }
   return "";
 }
@@ -491,6 +551,7 @@ int main(int count, char** arguments) {
   }
   Library library{};
   library.run = reinterpret_cast<decltype(library.run)>(dlsym(handle, "rmsnorm_deploy_cpu_run"));
+  library.run_gated = reinterpret_cast<decltype(library.run_gated)>(dlsym(handle, "rmsnorm_deploy_cpu_run_gated"));
   library.error_text = reinterpret_cast<decltype(library.error_text)>(dlsym(handle, "rmsnorm_deploy_error_text"));
   library.set_isa = reinterpret_cast<decltype(library.set_isa)>(dlsym(handle, "rmsnorm_deploy_cpu_set_isa"));
   library.isa_at = reinterpret_cast<decltype(library.isa_at)>(dlsym(handle, "rmsnorm_deploy_cpu_isa_at"));

@@ -232,6 +232,10 @@ def wrong_kernels(tmp_path_factory):
         ("input", "a refused call has written"),
         ("quantised", "quantised is not what QuantizeLinear gives"),
         ("most", "the ends of a row are others"),
+        ("place", "units off"),
+        ("activation", "a gate behind the norm is wrong"),
+        ("gate", "the gate was written"),
+        ("wrong gate", "a gate that the contract forbids was taken"),
     ],
 )
 def test_wrong_kernels_are_found(monkeypatch, program, wrong_kernels, fault, said):

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "include/rms_norm.h"
+#include "include/rms_norm_gated.h"
 
 namespace {
 
@@ -32,6 +32,17 @@ extern "C" int rmsnorm_deploy_cpu_run(const rms_norm_params* given) {
   if (fault == "scale" && code == RMS_NORM_OK) *static_cast<unsigned char*>(const_cast<void*>(p.scale)) ^= 1;
   if (fault == "input" && code != RMS_NORM_OK && p.x) *static_cast<unsigned char*>(const_cast<void*>(p.x)) ^= 1;
   return code;
+}
+
+extern "C" int rmsnorm_deploy_cpu_run_gated(const rms_norm_params* params, const rms_norm_gate* given) {
+  static auto* const run = of_library<decltype(rmsnorm_deploy_cpu_run_gated)>("rmsnorm_deploy_cpu_run_gated");
+  static const std::string fault = std::getenv("RMSNORM_DEPLOY_FAULT");
+  rms_norm_gate gate = *given;
+  if (fault == "place" && gate.place < RMS_NORM_GATED_LAST) ++gate.place;
+  if (fault == "activation" && gate.activation == RMS_NORM_SILU) gate.activation = RMS_NORM_SIGMOID;
+  const int code = run(params, &gate);
+  if (fault == "gate" && code == RMS_NORM_OK) *static_cast<unsigned char*>(const_cast<void*>(gate.gate)) ^= 1;
+  return fault == "wrong gate" ? static_cast<int>(RMS_NORM_OK) : code;
 }
 
 extern "C" const char* rmsnorm_deploy_error_text(int code) {

@@ -23,12 +23,14 @@ from tests.support.run import run
 F, H, B, D = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 
 
-def model_of(parameters, shape, scale_shape, scale_dtype, opset=18, body=True):
+def model_of(parameters, shape, scale_shape, scale_dtype, opset=18, body=True, gate_dtype=None):
     """One node of the operator alone in a model."""
     T, name = parameters.output_type, parameters.op
     inputs = [helper.make_tensor_value_info("X", T, shape)]
     if "residual" in name.inputs:
         inputs.append(helper.make_tensor_value_info("residual", T, shape))
+    if "gate" in name.inputs:
+        inputs.append(helper.make_tensor_value_info("gate", T if gate_dtype is None else gate_dtype, shape))
     inputs.append(helper.make_tensor_value_info("scale", scale_dtype, scale_shape))
     if "bias" in name.inputs:
         inputs.append(helper.make_tensor_value_info("bias", scale_dtype, scale_shape))
@@ -52,6 +54,8 @@ def parameter_grid():
                 extra = [{}]
                 if name is Op.GENERAL_RMS_NORM:
                     extra += [{"epsilon_outside": 1e-3}, {"rms_floor": 0.05}, {"partial_size": 5}]
+                if name is Op.GATED_RMS_NORM:
+                    extra = [{"activation": a, "gate_at": at} for a, at in itertools.product((0, 1), (0, 1, 2))]
                 for more in extra:
                     yield NormParameters(name, T, (-1,), 1e-5, stash, scale_type, **more)
 
@@ -72,8 +76,9 @@ def test_body_means_what_the_reference_says(p, scale_kind, optimise):
     scale = (1 + 0.25 * rng.standard_normal(16)).astype(float_type(scale_dtype).dtype)
     feeds = {"X": x, "residual": rows(shape, x.dtype, seed=2), "scale": scale}
     feeds["bias"] = rng.standard_normal(16).astype(scale.dtype)
+    feeds["gate"] = rng.standard_normal(shape).astype(scale.dtype)
     feeds = {name: feeds[name] for name in p.op.inputs}
-    got = run(model_of(p, shape, (16,), scale_dtype), feeds, optimise)
+    got = run(model_of(p, shape, (16,), scale_dtype, gate_dtype=scale_dtype), feeds, optimise)
     truth, *total = evaluate(p, *feeds.values(), exact=True)
     narrow = 1.0 if p.output_type in (H, B) else 4.0  # float arithmetic in six steps against float64
     assert units(got[0], truth) <= narrow
@@ -97,8 +102,25 @@ def test_body_is_valid_and_right_at_every_opset(name, opset):
         feeds["residual"] = given["residual"] = x[::-1].copy()
     if name is Op.GENERAL_RMS_NORM:
         feeds["bias"] = given["bias"] = np.linspace(-1, 1, 8, dtype=np.float32)
+    if name is Op.GATED_RMS_NORM:
+        feeds["gate"] = given["gate"] = x[::-1].copy() * 3
     got = run(model, feeds, optimise=True)[0]
     assert units(got, rms_norm(x, feeds["scale"], epsilon=1e-6, exact=True, **given)[0]) <= 4
+
+
+@pytest.mark.parametrize("opset", [11, 12, 18])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("activation", [0, 1])
+def test_the_body_reads_activation_and_place_of_the_gate(activation, at, opset):
+    p = NormParameters(Op.GATED_RMS_NORM, F, (-1,), 1e-6, activation=activation, gate_at=at)
+    x = rows((2, 3, 8), np.float32)
+    feeds = {"X": x, "gate": x[::-1].copy() * 3, "scale": np.linspace(0.5, 2, 8, dtype=np.float32)}
+    got = run(model_of(p, (2, 3, 8), (8,), F, opset), feeds, optimise=True)[0]
+    sigmoid = 1 / (1 + np.exp(-feeds["gate"].astype(np.float64)))
+    factor = sigmoid * feeds["gate"] if activation else sigmoid
+    value = x.astype(np.float64) * (factor if at == 0 else 1)
+    value /= np.sqrt((value**2).mean(-1, keepdims=True) + 1e-6)
+    assert units(got, value * feeds["scale"] * (factor if at else 1)) <= 4
 
 
 @pytest.mark.parametrize(
@@ -161,6 +183,7 @@ def test_the_type_is_that_of_x_where_a_converter_left_the_attribute_behind(name,
         "residual": rows((6, 16), dtype, seed=2),
         "scale": np.linspace(0.5, 2, 16).astype(dtype),
         "bias": np.linspace(-1, 1, 16).astype(dtype),
+        "gate": np.linspace(1, 3, 96).reshape(6, 16).astype(dtype),
     }
     feeds = {n: feeds[n] for n in name.inputs}
     got = run(model, feeds, True, register if library else None)

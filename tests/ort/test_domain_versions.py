@@ -82,12 +82,13 @@ def test_files_of_both_versions_run_side_by_side(two_versions, library, runtime,
     (tmp_path / "out").mkdir()
     wanted = {}
     for operator in Op:
-        ones = {name: np.ones((2, 8) if name in ("X", "residual") else 8) for name in operator.inputs}
+        ones = {name: np.ones((2, 8) if name in ("X", "residual", "gate") else 8) for name in operator.inputs}
         ones |= {name: np.full(8, -0.0) for name in operator.inputs if name == "bias"}
         for version, epsilon in EPSILON.items():
             p = NormParameters.from_attributes(operator, short(version), version=version, x_type=F)
             assert p.epsilon == epsilon
             x = 2.0 if "residual" in operator.inputs else 1.0
+            x = 1.0 / (1.0 + np.exp(-1.0)) if "gate" in operator.inputs else x
             for body, values in ((False, short(version)), (True, p.to_attributes(version))):
                 name = f"{operator.value}_{version}_{'said' if body else 'left_out'}"
                 wanted[name] = x / np.sqrt(x * x + epsilon)

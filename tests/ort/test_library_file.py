@@ -19,6 +19,7 @@ EXPORTED = {
     "rmsnorm_deploy_cpu_isa",
     "rmsnorm_deploy_cpu_isa_at",
     "rmsnorm_deploy_cpu_run",
+    "rmsnorm_deploy_cpu_run_gated",
     "rmsnorm_deploy_cpu_set_isa",
     "rmsnorm_deploy_cuda_architectures",
     "rmsnorm_deploy_cuda_error_text",
@@ -93,8 +94,11 @@ def test_no_symbol_of_onnxruntime_is_wanted(override):
 def test_the_header_is_plain_c(tmp_path):
     source = tmp_path / "use.c"
     source.write_text(
-        '#include "rms_norm.h"\n'
-        "int main(void) { rms_norm_params p; p.version = 0; return rmsnorm_deploy_cpu_run(&p); }\n"
+        '#include "rms_norm_gated.h"\n'
+        "int main(void) {\n"
+        "  rms_norm_params p; rms_norm_gate g; p.version = g.version = 0;\n"
+        "  return rmsnorm_deploy_cpu_run(&p) + rmsnorm_deploy_cpu_run_gated(&p, &g);\n"
+        "}\n"
     )
     include = ROOT / "ops" / "include"
     subprocess.run(

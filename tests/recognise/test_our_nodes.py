@@ -86,7 +86,7 @@ def test_types_are_known_behind_our_nodes_where_the_bodies_are_lost():
 @pytest.mark.parametrize("op", list(Op))
 def test_the_name_may_have_a_prefix(op, prefix):
     p = NormParameters(op, F)
-    inputs = {"X": "x", "residual": "r", "bias": "scale", "scale": "scale"}
+    inputs = {"X": "x", "residual": "r", "gate": "r", "bias": "scale", "scale": "scale"}
     node = node_of(p, [inputs[i] for i in op.inputs], list("yz")[: len(op.outputs)], prefix + op.value)
     (match,) = read(model_of([node]))
     assert match.parameters == p

@@ -14,11 +14,11 @@
 #include <cstring>
 #include <vector>
 
-#include "../../ops/include/rms_norm.h"
+#include "../../ops/include/rms_norm_gated.h"
 
 namespace {
 
-enum Command : std::int32_t { kRun = 0, kSetIsa = 1, kIsa = 2, kIsaAt = 3, kErrorText = 4 };
+enum Command : std::int32_t { kRun = 0, kSetIsa = 1, kIsa = 2, kIsaAt = 3, kErrorText = 4, kRunGated = 5 };
 
 constexpr unsigned char kAround = 0x5a;
 constexpr std::size_t kMargin = 256;  // bytes before a tensor that are looked at
@@ -100,11 +100,12 @@ struct Tensor {
   std::int32_t misalignment;
 };
 
-enum { kX, kResidual, kScale, kBias, kY, kSum, kTensors };
+enum { kX, kResidual, kScale, kBias, kGate, kY, kSum, kTensors };
 
-void run(decltype(&rmsnorm_deploy_cpu_run) contract) {
+void run(decltype(&rmsnorm_deploy_cpu_run) contract, decltype(&rmsnorm_deploy_cpu_run_gated) gated) {
   static Room rooms[kTensors];
   rms_norm_params params = receive<rms_norm_params>();
+  rms_norm_gate gate = receive<rms_norm_gate>();
   Tensor tensors[kTensors];
   receive(tensors, sizeof tensors);
   unsigned char* addresses[kTensors] = {};
@@ -130,7 +131,8 @@ void run(decltype(&rmsnorm_deploy_cpu_run) contract) {
   params.bias = addresses[kBias];
   params.y = addresses[kY];
   params.sum = addresses[kSum];
-  const std::int32_t code = contract(&params);
+  gate.gate = addresses[kGate];
+  const std::int32_t code = gated ? gated(&params, &gate) : contract(&params);
 
   std::int32_t damaged = 0;  // one bit for each tensor
   for (int i = 0; i < kTensors; ++i) {
@@ -165,6 +167,7 @@ int main(int argc, char** argv) {
   void* const library = dlopen(argv[1], RTLD_NOW);
   if (!library) fail(dlerror());
   auto* const contract = find<decltype(rmsnorm_deploy_cpu_run)>(library, "rmsnorm_deploy_cpu_run");
+  auto* const gated = find<decltype(rmsnorm_deploy_cpu_run_gated)>(library, "rmsnorm_deploy_cpu_run_gated");
   auto* const set_isa = find<decltype(rmsnorm_deploy_cpu_set_isa)>(library, "rmsnorm_deploy_cpu_set_isa");
   auto* const isa = find<decltype(rmsnorm_deploy_cpu_isa)>(library, "rmsnorm_deploy_cpu_isa");
   auto* const isa_at = find<decltype(rmsnorm_deploy_cpu_isa_at)>(library, "rmsnorm_deploy_cpu_isa_at");
@@ -172,7 +175,9 @@ int main(int argc, char** argv) {
   std::int32_t command;
   while (std::fread(&command, sizeof command, 1, stdin) == 1) {
     if (command == kRun) {
-      run(contract);
+      run(contract, nullptr);
+    } else if (command == kRunGated) {
+      run(nullptr, gated);
     } else if (command == kSetIsa) {
       std::vector<char> name(static_cast<std::size_t>(receive<std::int32_t>()) + 1);
       receive(name.data(), name.size() - 1);

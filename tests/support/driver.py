@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.contract import DTYPES, Params
+from benchmarks.gpu.contract import Gate
+from tests.support.contract import BAD_POINTER, DTYPES, Params
 
-RUN, SET_ISA, ISA, ISA_AT, ERROR_TEXT = range(5)
-TENSORS = ("x", "residual", "scale", "bias", "y", "sum")
-INPUTS = TENSORS[:4]
+RUN, SET_ISA, ISA, ISA_AT, ERROR_TEXT, RUN_GATED = range(6)
+TENSORS = ("x", "residual", "scale", "bias", "gate", "y", "sum")
+INPUTS = TENSORS[:5]
 ALIGNMENT = 16  # what NumPy's own memory has at least
 TIMEOUT = 60  # seconds for one answer
 
@@ -34,12 +35,14 @@ def build(compiler, folder):
     return program
 
 
-def extent(params, name):
+def extent(params, gate, name):
     """How many bytes of a tensor a call may touch."""
     shape = params.shape[: params.rank]
     if 0 in shape:
         return 0
-    data_type = params.scale_type if name in ("scale", "bias") else params.x_type
+    data_type = {"scale": params.scale_type, "bias": params.scale_type}.get(name, params.x_type)
+    if name == "gate":
+        data_type = gate.type
     count = int(np.prod(shape))
     if name in ("scale", "bias"):
         count = 1 + sum(s * (n - 1) for s, n in zip(getattr(params, f"{name}_strides"), shape, strict=False))
@@ -108,13 +111,21 @@ class Driver:
         return None if length < 0 else self.receive(length)
 
     def rmsnorm_deploy_cpu_run(self, reference):
-        params = reference._obj
+        return self.run(reference._obj, Gate(), RUN)
+
+    def rmsnorm_deploy_cpu_run_gated(self, reference, gate):
+        if reference is None or gate is None:
+            return BAD_POINTER  # this process cannot hand over nothing
+        return self.run(reference._obj, gate._obj, RUN_GATED)
+
+    def run(self, params, gate, command):
         assert isinstance(params, Params)
         seen, parts = {}, []
-        sizes = {name: extent(params, name) for name in TENSORS if getattr(params, name) is not None}
-        header = [struct.pack("<i", RUN), bytes(params)]
-        for number, name in enumerate(TENSORS):
-            address, size = getattr(params, name), sizes.get(name, 0)
+        addresses = {name: getattr(gate if name == "gate" else params, name) for name in TENSORS}
+        sizes = {name: extent(params, gate, name) for name, address in addresses.items() if address is not None}
+        header = [struct.pack("<i", command), bytes(params), bytes(gate)]
+        for number, (name, address) in enumerate(addresses.items()):
+            size = sizes.get(name, 0)
             same_as = -1 if address is None else seen.setdefault(address, number) if size else number
             header.append(struct.pack("<qii", size, same_as, (address or 0) % ALIGNMENT))
             if same_as == number and name in INPUTS:
@@ -123,7 +134,7 @@ class Driver:
         code, damaged = self.number(), self.number()
         for name in ("y", "sum"):
             if code == 0 and name in sizes:
-                ctypes.memmove(getattr(params, name), self.receive(sizes[name]), sizes[name])
+                ctypes.memmove(addresses[name], self.receive(sizes[name]), sizes[name])
         outside = [name for number, name in enumerate(TENSORS) if damaged >> number & 1]
         assert not outside, f"written where nothing may be written: in or around {outside}"
         return code

@@ -2,6 +2,7 @@
 // defined INSTRUCTION_SET, its name; usable(), which runs on any machine; and the operations, see types.h.
 #include "columns.h"
 #include "convert.h"
+#include "gated.h"
 #include "outputs.h"
 #include "quantise.h"
 #include "rows.h"
@@ -37,6 +38,8 @@
       {quantise_kernel<T, kFloat8, false>, quantise_kernel<T, kFloat8, sizeof(T) == 2>}, \
   }
 
+#define GATED(T, G, TWICE) {gated_kernel<T, G, kRoundOnce>, gated_kernel<T, G, TWICE>}
+
 namespace rmsnorm_deploy {
 
 extern const KernelTable TABLE_OF(INSTRUCTION_SET);
@@ -52,6 +55,9 @@ const KernelTable TABLE_OF(INSTRUCTION_SET) = {
     {OUTPUTS(float, kRoundOnce), OUTPUTS(Half, kRoundTwice), OUTPUTS(Bfloat, kRoundTwice)},
     {extremes_kernel<float>, extremes_kernel<Half>, extremes_kernel<Bfloat>},
     {QUANTISE(float), QUANTISE(Half), QUANTISE(Bfloat)},
+    {{GATED(float, float, kRoundOnce), GATED(float, float, kRoundOnce)},
+     {GATED(Half, Half, kRoundTwice), GATED(Half, float, kRoundTwice)},
+     {GATED(Bfloat, Bfloat, kRoundTwice), GATED(Bfloat, float, kRoundTwice)}},
 };
 
 }  // namespace rmsnorm_deploy

@@ -35,17 +35,18 @@ INLINE Vector rounded(Vector v, const float*) { return v; }
 // The square is rounded to float first, so that it overflows where float arithmetic does.
 INLINE Wide wide_square_add(Vector v, Wide total) { return wide_add(v * v, total); }
 
+// x / rms, for a result of type T.
+template <typename T, bool kDivide>
+INLINE Vector divided(Vector x, Vector high, Vector low) {
+  if constexpr (kDivide) return x / high;
+  if constexpr (sizeof(T) == 2) return x * high;  // exact enough for a result of 16 bits
+  return multiply_add(x, high, x * low);
+}
+
 // The value after the scale, and the bias if there is one, in the rounding order asked for.
 template <typename T, int kMode, int kRounding, bool kDivide>
 INLINE Vector finished(Vector x, Vector high, Vector low, Vector scale, Vector bias) {
-  Vector v;
-  if constexpr (kDivide) {
-    v = x / high;
-  } else if constexpr (sizeof(T) == 2) {
-    v = x * high;  // exact enough for a result of 16 bits
-  } else {
-    v = multiply_add(x, high, x * low);
-  }
+  const Vector v = divided<T, kDivide>(x, high, low);
   const auto round = [](Vector value) __attribute__((always_inline)) {
     if constexpr (kRounding == kRoundTwice) return rounded(value, static_cast<const T*>(nullptr));
     return value;

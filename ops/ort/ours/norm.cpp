@@ -5,11 +5,11 @@
 #include <string>
 
 #include "../../contract/check.h"
-#include "../../contract/versions.h"
-#include "../../include/rms_norm_cuda.h"
 #include "../errors.h"
 #include "../work.h"
 #include "attributes.h"
+#include "gpu.h"
+#include "params.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -51,11 +51,7 @@ class Norm final : public Kernel {
   void compute(KernelContext* context) const override;
 
  private:
-  // Element type of the arithmetic, which is also that of converted constants.
-  std::int32_t arithmetic() const {
-    return attributes_.stash_type == RMS_NORM_FLOAT64 || types_.x == RMS_NORM_FLOAT64 ? RMS_NORM_FLOAT64
-                                                                                      : RMS_NORM_FLOAT32;
-  }
+  std::int32_t arithmetic() const { return arithmetic_of(attributes_, types_); }
   Constant constant_at(const KernelInfo* info, int index) const {
     return constant_input(*this, info, static_cast<std::size_t>(index), types_.scale, attributes_.round_type,
                           arithmetic());
@@ -63,9 +59,7 @@ class Norm final : public Kernel {
   Input input(const KernelContext* context, int index) const {
     return input_at(*this, context, static_cast<std::size_t>(index));
   }
-  void set_attributes(const Shape& x, rms_norm_params& params) const;
   void set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
-  void run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const;
 
   bool on_gpu_;
   Types types_;
@@ -78,31 +72,6 @@ class Norm final : public Kernel {
   Constant bias_;
   bool neutral_bias_ = false;  // the bias changes nothing, so that no kernel sees it
 };
-
-void Norm::set_attributes(const Shape& x, rms_norm_params& params) const {
-  params.version = RMS_NORM_PARAMS_VERSION;
-  set_neutral(params, 1);
-  params.x_type = types_.x;
-  params.scale_type = types_.scale;
-  params.round_type = attributes_.round_type;
-  params.stash_type = attributes_.stash_type;
-  params.partial_size = attributes_.partial_size;
-#define RMSNORM_DEPLOY_SET(name, neutral, since) params.name = attributes_.name;
-  RMS_NORM_FLOAT_ATTRIBUTES(RMSNORM_DEPLOY_SET)
-#undef RMSNORM_DEPLOY_SET
-  params.rank = static_cast<std::int32_t>(x.rank);
-  std::copy(x.dims, x.dims + x.rank, params.shape);
-
-  const std::vector<std::int64_t>& axes = attributes_.axes;
-  const std::int64_t first = axes[0] < 0 ? axes[0] + params.rank : axes[0];
-  const std::int64_t count = static_cast<std::int64_t>(axes.size());
-  if (first < 0 || first > params.rank - count) {
-    throw Error(ort::kInvalidArgument,
-                owner + ": axes " + text_of(axes.data(), axes.size()) + " are outside X of shape " + x.text());
-  }
-  params.axis_begin = static_cast<std::int32_t>(first);
-  params.axis_count = static_cast<std::int32_t>(count);
-}
 
 void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
   params.bias = nullptr;
@@ -127,21 +96,10 @@ void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_pa
   }
 }
 
-// Launch on the stream that onnxruntime orders this node's neighbours on, and return at once: no waiting, no memory, so
-// that the launch can be captured in a CUDA graph.
-void Norm::run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const {
-  void* stream = nullptr;
-  check(ort::call<ort::KernelContext_GetGPUComputeStream>(api, context, &stream));
-  if (const int code = rmsnorm_deploy_cuda_run(&params, stream)) {
-    throw Error(code >= RMS_NORM_CUDA_ERROR ? ort::kFail : ort::kInvalidArgument,
-                owner + ": " + rmsnorm_deploy_cuda_error_text(code) + " (X has shape " + x.text() + ")");
-  }
-}
-
 void Norm::compute(KernelContext* context) const {
   const Input x = input(context, 0);
   rms_norm_params params;  // its long arrays are set as far as they are used
-  set_attributes(x.shape, params);
+  set_attributes(*this, attributes_, types_, x.shape, params);
   params.residual = nullptr;
   params.sum = nullptr;
   if (residual_at_ >= 0) {
@@ -158,7 +116,7 @@ void Norm::compute(KernelContext* context) const {
   if (sum_at_ >= 0) params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
   if (x.shape.count() == 0) return;
   if (on_gpu_) {
-    run_on_gpu(context, params, x.shape);
+    launch(*this, context, params, nullptr, x.shape);
   } else {
     run_norm(*this, context, params, x.shape, scale_.data != nullptr);
   }

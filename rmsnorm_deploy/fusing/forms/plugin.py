@@ -37,17 +37,19 @@ class _Plugin(OutputForm):
         x, residual, total = draft.operands()
         scale = draft.scale()
         inputs = [x, scale]
-        outputs = [draft.value(draft.dtype, match.output)]
+        outputs = [draft.value(draft.dtype, draft.like(match.output))]
         if "residual" in parameters.op.inputs:
             assert residual is not None
             inputs = [x, residual, scale]
             total = draft.sum_output()  # onnxruntime 1.20 aborts on an output without a name
             outputs.append(total)
+        if "gate" in parameters.op.inputs:
+            inputs = [x, draft.gate(), scale]
         if "bias" in parameters.op.inputs:
             inputs.append(draft.bias())
         attributes = parameters.to_attributes(op.version_of(draft.imports))
         norm = draft.norm(DOMAIN, parameters.op.value, inputs, attributes, outputs)
-        return draft.done(norm, outputs[0], total)
+        return draft.done(norm, draft.turned_back(outputs[0]), total)
 
 
 FORM = _Plugin()

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.fusing.draft import Draft, Emission, full, number_in
 from rmsnorm_deploy.fusing.form import Needs, OutputForm
-from rmsnorm_deploy.op import MIN_OPSET, Op, formula
+from rmsnorm_deploy.op import MIN_OPSET, SILU, Op, formula
 from rmsnorm_deploy.recognise.match import Match
 
 _BFLOAT16 = 13
@@ -51,6 +51,7 @@ class _Steps(formula.Writer[ir.Value]):
         self._narrow = ir.DataType(match.parameters.scale_type)
         self._x, self._residual, self._sum = draft.operands()
         self._y = self._x
+        self._like = draft.like(match.x)
 
     def done(self) -> Emission:
         """What was written."""
@@ -97,7 +98,7 @@ class _Steps(formula.Writer[ir.Value]):
         return self._draft.node("Sqrt", [value], "rms", dtype=self._wide)
 
     def divided(self, x: ir.Value, rms: ir.Value) -> ir.Value:
-        quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._match.x)
+        quotient = self._draft.node("Div", [x, rms], "normalised", dtype=self._wide, like=self._like)
         return self._cast(quotient, self._narrow, "rounded")
 
     def applied(self, op_type: str, value: ir.Value, operand: str) -> ir.Value:
@@ -105,10 +106,26 @@ class _Steps(formula.Writer[ir.Value]):
             return value
         other = self._operand(operand, self._narrow, f"{operand}_cast")
         name = f"{operand}_{op_type.lower()}"
-        return self._draft.arithmetic(op_type, value, other, name, dtype=self._narrow, like=self._match.x)
+        return self._draft.arithmetic(op_type, value, other, name, dtype=self._narrow, like=self._like)
+
+    def gated(self, value: ir.Value, at: int, *, rounded: bool) -> ir.Value:
+        if self._parameters.gate_at != at:
+            return value
+        value = self._cast(value, self._wide, "ungated_wide")
+        product = self._draft.node("Mul", [value, self._activated()], "gated", dtype=self._wide, like=self._like)
+        return self._cast(product, self._narrow, "gated_rounded") if rounded else product
+
+    def _activated(self) -> ir.Value:
+        gate = self._draft.gate()
+        dtype = gate.dtype or (self._draft.dtype if self._match.gate_dtype is None else self._match.gate_dtype)
+        wide = self._cast(gate, self._wide, "gate_wide", dtype)
+        sigmoid = self._draft.node("Sigmoid", [wide], "sigmoid", dtype=self._wide, like=self._like)
+        if self._parameters.activation != SILU:
+            return sigmoid
+        return self._draft.node("Mul", [sigmoid, wide], "silu", dtype=self._wide, like=self._like)
 
     def finish(self, value: ir.Value) -> None:
-        self._y = self._cast(value, self._draft.dtype, "narrow")
+        self._y = self._draft.turned_back(self._cast(value, self._draft.dtype, "narrow"))
 
     def _is_neutral(self, operand: str) -> bool:
         """Whether an operand changes nothing: no bias, or a scale that is the number 1."""

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from tvm import relax
 
 from rmsnorm_deploy.errors import ModelError
-from rmsnorm_deploy.op import NormParameters, Op, following
+from rmsnorm_deploy.op import GATED_FIRST, GATED_LAST, GATED_NORMALISED, SILU, NormParameters, Op, following
 from rmsnorm_deploy.op.dtypes import TYPES, float_type
 from rmsnorm_deploy.tvm.importer.dtypes import dtype_of
 from rmsnorm_deploy.tvm.importer.table import Convert
@@ -38,17 +38,56 @@ def _known_float(name: str, *values: Any) -> None:
             )
 
 
+def _read(op: Op, version: int, inputs: Any, attr: dict[str, Any]) -> tuple[NormParameters, list[Any]]:
+    given = [inputs[i] for i in range(len(op.inputs))]
+    _known_float(op.value, *given)
+    x_type = float_type(dtype_of(given[0])).number
+    try:
+        meant = following(attr, x_type)
+        return NormParameters.from_attributes(op, meant, version=version, x_type=x_type), given
+    except ValueError as error:
+        raise ModelError(f"{op.value} cannot be read: {error}", "Fuse the original model again.") from error
+
+
 def _ours(op: Op, version: int) -> Convert:
     def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
-        given = [inputs[i] for i in range(len(op.inputs))]
-        _known_float(op.value, *given)
-        x_type = float_type(dtype_of(given[0])).number
-        try:
-            meant = following(attr, x_type)
-            parameters = NormParameters.from_attributes(op, meant, version=version, x_type=x_type)
-        except ValueError as error:
-            raise ModelError(f"{op.value} cannot be read: {error}", "Fuse the original model again.") from error
+        parameters, given = _read(op, version, inputs, attr)
         return emit_norm(bb, parameters, given)
+
+    return convert
+
+
+def _gated(version: int) -> Convert:
+    """The norm is one call, and the gate is of TVM's operators around it, which it fuses as it does others."""
+
+    def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
+        p, (x, gate, scale) = _read(Op.GATED_RMS_NORM, version, inputs, attr)
+        dtype, wide, rounding = dtype_of(x), float_type(p.stash_type).name, float_type(p.scale_type).name
+
+        def cast(value: Any, to: str) -> Any:
+            return value if dtype_of(value) == to else bb.emit(relax.op.astype(value, to))
+
+        def times(value: Any, factor: Any) -> Any:
+            return bb.emit(relax.op.multiply(cast(value, wide), cast(factor, wide)))
+
+        gate = cast(gate, wide)
+        factor = bb.emit(relax.op.sigmoid(gate))
+        if p.activation == SILU:
+            factor = times(gate, factor)
+        x = cast(x, wide)
+        if p.gate_at == GATED_FIRST:
+            x = times(x, factor)
+        whole = p.gate_at != GATED_NORMALISED and rounding == wide
+        plain = NormParameters(Op.RMS_NORM, p.stash_type, p.axes, p.epsilon, p.stash_type, p.stash_type)
+        y = emit_norm(bb, plain, [x, cast(scale, wide) if whole else relax.const(1.0, wide)])
+        if not whole:
+            y = cast(y, rounding)
+            if p.gate_at == GATED_NORMALISED:
+                y = cast(times(y, factor), rounding)
+            y = cast(times(y, cast(scale, rounding)), rounding)
+        if p.gate_at == GATED_LAST:
+            y = times(y, factor)
+        return cast(y, dtype)
 
     return convert
 
@@ -117,7 +156,7 @@ def _same_shape(a: Any, b: Any) -> bool:
 def converters(version: int) -> dict[str, Convert]:
     """By the operator's name: ours in a ``version`` of our domain, ONNX's, and onnxruntime's."""
     return {
-        **{op.value: _ours(op, version) for op in Op},
+        **{op.value: _gated(version) if op is Op.GATED_RMS_NORM else _ours(op, version) for op in Op},
         **{name: _plain(name) for name in ("RMSNormalization", "SimplifiedLayerNormalization")},
         "SkipSimplifiedLayerNormalization": _skip,
     }

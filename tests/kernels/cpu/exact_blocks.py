@@ -21,6 +21,7 @@ import tempfile
 
 import numpy as np
 
+from tests.support import gated_cases as gated
 from tests.support.contract import (
     BF16,
     COMBINATIONS,
@@ -126,12 +127,38 @@ def run(library, call, place, short=""):
             agrees(call, *result)
 
 
+def gated_cases():
+    """Norms with a gate, in front and behind, of every type; rows and columns."""
+    rng = np.random.default_rng(4)
+    types = ((F32, F32), (F16, F16), (F16, F32), (BF16, F32), (F64, F64), (F64, F32))
+    for (x_type, gate_type), place, silu in itertools.product(types, range(3), range(2)):
+        double = F64 if x_type == F64 else F32
+        for shape in [(2, int(size)) for size in rng.integers(1, 300, 4)] + [(1, 4097), (2, 37, 5)]:
+            weights = (shape[1], *(1,) * (len(shape) - 2))
+            call = Call(values(rng, shape, x_type), values(rng, weights, x_type), x_type, x_type, double, double, (1,))
+            yield call, values(rng, shape, gate_type), gate_type, silu, place
+
+
+def run_gated(library, call, gate, gate_type, silu, place, where, short=""):
+    """One call with a gate on blocks, as :func:`run`."""
+    with Blocks(where) as blocks:
+        tensors = {"x": call.x, "scale": call.scale, "gate": gate, "y": np.zeros_like(call.x)}
+        x, scale, gate, y = (blocks.copy(array, int(name == short)) for name, array in tensors.items())
+        call = dataclasses.replace(call, x=x, scale=scale)
+        code, y = gated.run(library, call, gate, gate_type, silu, place, y)
+        assert code == 0
+        if not short:
+            gated.agrees(call, gate, silu, place, y)
+
+
 TYPES = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 SHORT = [
     *itertools.product(("portable", "avx2"), ["float16"], TENSORS, ["malloc"]),
     *[("portable", "float64", tensor, "malloc") for tensor in TENSORS],
     *[("avx2", "float32", tensor, "unaligned") for tensor in TENSORS],
     *[("avx512", "bfloat16", tensor, "before a guard") for tensor in TENSORS],
+    *[("portable", "float64", "gate", "malloc"), ("avx2", "float32", "gate", "unaligned")],
+    ("avx512", "bfloat16", "gate", "before a guard"),
 ]
 
 
@@ -143,8 +170,11 @@ def run_short(library, isa, type_name, tensor, place):
     weight_type = F64 if x_type == F64 else F32
     x, residual = (values(rng, (1, 37), x_type) for _ in range(2))
     scale, bias = (values(rng, (37,), weight_type) for _ in range(2))
+    if tensor == "gate":
+        call = Call(x, scale, x_type, weight_type, weight_type, weight_type)
+        return run_gated(library, call, residual, x_type, 1, 0, place, tensor)
     call = Call(x, scale, x_type, weight_type, weight_type, weight_type, residual=residual, bias=bias)
-    run(library, call, place, tensor)
+    return run(library, call, place, tensor)
 
 
 def aside(work):
@@ -181,6 +211,10 @@ def main(path, what):
             for place in PLACES:
                 run(library, call, place)
                 count += 1
+    for case, isa, place in itertools.product(gated_cases(), found, PLACES):
+        library.rmsnorm_deploy_cpu_set_isa(isa.encode())
+        run_gated(library, *case, place)
+        count += 1
     sys.stdout.write(f"{count} runs with {' '.join(found)}\n")
 
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "contract/check.h"
+#include "cpu/gated.h"
 #include "cpu/plan.h"
 #include "cpu/scalar.h"
 
@@ -79,6 +80,7 @@ struct Case {
   std::int64_t outer, size, inner;
   Weight weight;
   bool residual, bias;
+  std::int32_t place = -1;  // of a gate; -1: there is none
 };
 
 constexpr std::int64_t kTwo31 = std::int64_t{1} << 31;
@@ -103,6 +105,11 @@ const Case kCases[] = {
     {"double rows float16", kF16, kF64, kTwo31 / 67 + 100, 67, 1, Weight::kByOuter, false, true},
     {"double columns", kF64, kF64, kTwo31 / 350 + 9, 5, 70, Weight::kByColumn, true, true},
     {"double columns beyond 2^32", kF32, kF64, 1, 3, kTwo32 + 70, Weight::kByColumn, true, false},
+    {"gated rows", kF32, kF32, kTwo31 / 67 + 100, 67, 1, Weight::kShared, false, false, RMS_NORM_GATED_FIRST},
+    {"gated rows beyond 2^32", kF16, kF32, kTwo32 + 100, 3, 1, Weight::kByOuter, false, false, RMS_NORM_GATED_LAST},
+    {"gated columns", kF16, kF32, kTwo31 / 350 + 9, 5, 70, Weight::kShared, false, false, RMS_NORM_GATED_NORMALISED},
+    {"gated double columns beyond 2^32", kF32, kF64, 1, 3, kTwo32 + 70, Weight::kByColumn, false, false,
+     RMS_NORM_GATED_FIRST},
 };
 
 std::mt19937 random_bits(1);
@@ -190,6 +197,18 @@ rms_norm_params params_of(const Case& c, std::int64_t outer, std::int64_t inner)
   return p;
 }
 
+// The last units of one call, or all where `last` is negative; the gate is of float32. A code of the contract.
+int run_units(const Case& c, const rms_norm_params& p, const unsigned char* gate, std::int64_t last) {
+  const auto run = [last](const auto& plan) { plan.run(last < 0 ? 0 : plan.units() - last, plan.units()); };
+  Plan plan;
+  GatedPlan gated;
+  const rms_norm_gate given = {RMS_NORM_GATE_VERSION, kF32, RMS_NORM_SILU, c.place, gate};
+  const int code = c.place < 0 ? plan.prepare(p, true) : gated.prepare(p, given, true);
+  if (code != RMS_NORM_OK) return std::puts(rmsnorm_deploy_error_text(code)), code;
+  c.place < 0 ? run(plan) : run(gated);
+  return RMS_NORM_OK;
+}
+
 int run_case(const Case& c) {
   const std::int64_t bytes = element_size(c.type), weight_bytes = element_size(c.stash_type);
   const std::int64_t count = c.outer * c.size * c.inner;
@@ -197,14 +216,15 @@ int run_case(const Case& c) {
                                     : c.weight == Weight::kByOuter ? c.outer * c.size
                                                                    : c.size;
   Range x(count * bytes), residual(c.residual ? count * bytes : 1), y(count * bytes),
-      sum(c.residual ? count * bytes : 1), scale(weight_count * weight_bytes), bias(weight_count * weight_bytes);
+      sum(c.residual ? count * bytes : 1), gate(c.place < 0 ? 1 : count * 4), scale(weight_count * weight_bytes),
+      bias(weight_count * weight_bytes);
 
   // The last units of work: three rows, or three columns, or the last two tiles of columns.
   std::vector<Part> parts;
   std::int64_t units = 3;
   if (c.inner == 1) {
     for (std::int64_t o = c.outer - units; o < c.outer; ++o) parts.push_back({o, 0, 1});
-  } else if (c.stash_type == kF64) {
+  } else if (c.stash_type == kF64 || c.place >= 0) {
     parts.push_back({c.outer - 1, c.inner - units, c.inner});
   } else {
     units = 2;
@@ -213,6 +233,7 @@ int run_case(const Case& c) {
   }
   for (const Part& part : parts) {
     for (Range* range : {&x, &y}) open_part(*range, c, part, c.type);
+    if (c.place >= 0) open_part(gate, c, part, kF32);
     if (c.residual) {
       for (Range* range : {&residual, &sum}) open_part(*range, c, part, c.type);
     }
@@ -227,9 +248,7 @@ int run_case(const Case& c) {
   if (c.residual) p.residual = residual.base();
   if (c.residual) p.sum = sum.base();
   if (c.bias) p.bias = bias.base();
-  Plan plan;
-  if (const int code = plan.prepare(p, true)) return std::puts(rmsnorm_deploy_error_text(code)), kWrong;
-  plan.run(plan.units() - units, plan.units());
+  if (run_units(c, p, gate.base(), units)) return kWrong;
 
   for (const Part& part : parts) {
     const std::vector<unsigned char> small_x = gathered(x.base(), c, part, bytes);
@@ -246,9 +265,9 @@ int run_case(const Case& c) {
       q.residual = small_residual.data();
       q.sum = small_sum.data();
     }
-    Plan small;
-    if (const int code = small.prepare(q, true)) return std::puts(rmsnorm_deploy_error_text(code)), kWrong;
-    small.run(0, small.units());
+    std::vector<unsigned char> small_gate;
+    if (c.place >= 0) small_gate = gathered(gate.base(), c, part, 4);
+    if (run_units(c, q, small_gate.data(), -1)) return kWrong;
     if (gathered(y.base(), c, part, bytes) != small_y)
       return std::puts("y differs from that of a small tensor"), kWrong;
     if (c.residual && gathered(sum.base(), c, part, bytes) != small_sum) {

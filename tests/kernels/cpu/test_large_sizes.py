@@ -29,12 +29,23 @@ CASES = [
     "double rows float16",
     "double columns",
     "double columns beyond 2^32",
+    "gated rows",
+    "gated rows beyond 2^32",
+    "gated columns",
+    "gated double columns beyond 2^32",
     "converted scale",
 ]
 TRUNCATED = [  # where an offset is cut to 32 bits, and a case that shows it
     ("run", r"(void Plan::run_rows\(.*?)std::int64_t skip", r"\1std::int32_t skip", "rows"),
     ("run", r"(void Plan::run_columns\(.*?)std::int64_t skip", r"\1std::int32_t skip", "columns"),
     ("run", r"(void Plan::run_float64\(.*?)std::int64_t skip", r"\1std::int32_t skip", "double rows"),
+    (
+        "gated",
+        r"a\.x = advance\(params_->x, begin \* size_",
+        "a.x = advance(params_->x, int(begin * size_)",
+        "gated rows",
+    ),
+    ("gated", r"(void GatedPlan::run\(.*?)std::int64_t first", r"\1std::int32_t first", "gated columns"),
     ("weights", r"(int64_t Weights::offset\(.*?)std::int64_t result", r"\1std::int32_t result", "rows scale by outer"),
     ("weights", r"(bool Weights::lay_out\(.*?)std::int64_t from = 0", r"\1std::int32_t from = 0", "converted scale"),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import contract_cases
+from tests.support import contract_cases, gated_cases
 from tests.support.contract import BAD_ISA, cases
 from tests.support.driver import Driver, build, run
 
@@ -57,6 +57,7 @@ def kernels(library, request):
 
 
 globals().update(cases(contract_cases))
+globals().update(cases(gated_cases))
 
 
 def test_neon_is_found_and_chosen(library):

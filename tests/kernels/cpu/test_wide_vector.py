@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rmsnorm_deploy.run.library import library_path
-from tests.support import contract_cases
+from tests.support import contract_cases, gated_cases
 from tests.support.contract import BF16, F16, F32, Call, cases, load, values
 from tests.support.driver import Driver, build, run
 from tests.support.native import compiler
@@ -49,6 +49,7 @@ def kernels(emulated):
 
 
 globals().update(cases(contract_cases))
+globals().update(cases(gated_cases))
 
 
 def test_the_emulated_kernels_run(emulated):

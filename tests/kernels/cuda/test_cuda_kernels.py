@@ -8,11 +8,13 @@ import subprocess
 import numpy as np
 import pytest
 
+from benchmarks.gpu.contract import SILU
 from tests.support import contract as C
 from tests.support.contract import BF16, F16, F32, F64, cases
 from tests.support.cuda import cases as cuda_cases
 from tests.support.cuda import emulator as em
 from tests.support.cuda.cases import CHUNK, PAIRS, call_of
+from tests.support.cuda.gated_cases import right
 from tests.support.cuda.output_cases import compare, outputs_of
 from tests.support.outputs import Outputs
 
@@ -48,9 +50,14 @@ def test_every_kernel_has_run(kernels):
     for x_type in (F32, F16, BF16, F64):
         call = C.Call(C.values(rng, (2, 5), x_type)[:, :4], np.float32(1), x_type, stash_type=F64)
         Outputs(call).run(kernels, y=np.empty((2, 4), call.x.dtype), strided=["x"])
+    for x_type, size in itertools.product((F32, F16, BF16), (64, 3)):
+        right(kernels, call_of(rng, 2, size, x_type), C.values(rng, (2, size), F32), F32, SILU, 0)
+    for x_type in (F32, F16, BF16, F64):
+        call = C.Call(C.values(rng, (2, 4), x_type), np.float32(1), x_type, stash_type=F64)
+        right(kernels, call, C.values(rng, (2, 4), F32), F32, SILU, 0)
     symbols = subprocess.run(["nm", "-C", str(kernels.path)], capture_output=True, text=True, check=True).stdout
     there = set(re.findall(r"void rmsnorm_deploy::cuda::(\w+_kernel<[^>]*>)\(", symbols))
-    assert len(there) == 62
+    assert len(there) == 72
     assert kernels.kernels == there
 
 

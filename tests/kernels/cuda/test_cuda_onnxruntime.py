@@ -13,6 +13,7 @@ import pytest
 from tests.support.cuda import emulator as em
 
 SCRIPT = "tests/ort/test_onnxruntime.py"
+GATED = "tests/ort/test_gated.py"
 NOT_HERE = {
     "test_threads_change_no_bit": "launches are not divided among onnxruntime's threads",
     "test_one_session_on_several_threads": "the emulator is one device with one queue",
@@ -40,7 +41,7 @@ def outcome(library, *arguments):
             os.devnull,
             f"--rootdir={em.ROOT}",
             *arguments,
-            SCRIPT,
+            *(SCRIPT, GATED),
         ],
         cwd=em.ROOT,
         env=os.environ | {"RMSNORM_DEPLOY_LIBRARY": str(library.path)},

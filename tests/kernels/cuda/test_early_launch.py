@@ -8,10 +8,12 @@ import subprocess
 import numpy as np
 import pytest
 
+from benchmarks.gpu.contract import SILU
 from tests.support import contract as C
 from tests.support.contract import F16, F32, F64
 from tests.support.cuda import emulator as em
 from tests.support.cuda.cases import call_of
+from tests.support.cuda.gated_cases import right
 from tests.support.cuda.output_cases import compare, outputs_of
 
 OPTION = "-DRMSNORM_DEPLOY_CUDA_PDL"
@@ -46,9 +48,13 @@ def test_every_kernel_waits_before_it_touches_memory(early):
     rng = np.random.default_rng(92)
     for size in (64, 45):
         compare(early, outputs_of(rng, call_of(rng, 3, size, F16, residual=True)), lead=1)
+    for size, x_type in ((64, F16), (45, F16), (45, F64)):
+        call = C.Call(C.values(rng, (3, size), x_type), np.float32(1), x_type, stash_type=F64 if x_type == F64 else F32)
+        right(early, call, C.values(rng, (3, size), F32), F32, SILU, 0)
     assert {name.partition("<")[0] for name in early.kernels} == {
         *("rows_kernel", "long_rows_kernel", "strided_kernel", "float64_strided_kernel"),
         *("output_rows_kernel", "output_values_kernel"),
+        *("gated_rows_kernel", "gated_values_kernel", "float64_gated_values_kernel"),
     }
 
 
@@ -66,7 +72,9 @@ def test_without_the_option_nothing_is_launched_early(kernels):
     assert kernels.lib.emulator_early() == 0
 
 
-@pytest.mark.parametrize("unit", ["rows_float32", "strided_float64", "outputs_values", "launch"])
+@pytest.mark.parametrize(
+    "unit", ["rows_float32", "strided_float64", "outputs_values", "gated_rows", "gated_values", "launch"]
+)
 def test_nvcc_puts_the_wait_before_all_loads(tmp_path, unit):
     nvcc = shutil.which("nvcc")
     if nvcc is None:

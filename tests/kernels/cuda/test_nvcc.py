@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name("registers.json")
 UNITS = (
     *("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64"),
-    *("outputs_rows", "outputs_values"),
+    *("outputs_rows", "outputs_values", "gated_rows", "gated_values"),
 )
-KERNELS = 62
+KERNELS = 72
 FLAGS = ["-std=c++17", "-O3", "-fmad=false"]  # as in ops/CMakeLists.txt
 ARCHITECTURES = ("75", "80", "90", "100")
 PTX_OF = "90"
@@ -96,7 +96,7 @@ TYPES = {"f": "float", "d": "double", "6__half": "half", "13__nv_bfloat16": "bfl
 
 def short_name(symbol):
     """``rows_kernel<half, float, 2, false, 0>`` of a mangled kernel; only what the kernels' parameters are made of."""
-    match = re.match(r"_ZN14rmsnorm_deploy4cuda\d+(\w+?_kernel)I(.*?)EEvNS0_\d+(?:Output)?(?:Row)?ArgsE$", symbol)
+    match = re.match(r"_ZN14rmsnorm_deploy4cuda\d+(\w+?_kernel)I(.*?)EEvNS0_\d+(?:Output|Gated)?(?:Row)?ArgsE$", symbol)
     assert match, symbol
     name, rest = match.groups()
     parts, types = [], []

@@ -5,7 +5,6 @@ import pytest
 from benchmarks.gpu.contract import Kernels
 from benchmarks.gpu.driver import Gpu, cuda
 from rmsnorm_deploy.run.library import cuda_architectures, library_path
-from tests.support.contract import Params
 from tests.support.cuda import emulator as em
 
 GUARD = 256
@@ -59,11 +58,19 @@ class OnDevice:
         return self.room
 
     def rmsnorm_deploy_cpu_run(self, reference):
-        params = reference._obj
-        sizes = em.Emulator._sizes(params)
+        return self.on_copies(reference._obj)
+
+    def rmsnorm_deploy_cpu_run_gated(self, reference, gate):
+        if reference is None or gate is None:
+            return self.kernels.lib.rmsnorm_deploy_cuda_run_gated(reference, gate, None)
+        return self.on_copies(reference._obj, gate._obj)
+
+    def on_copies(self, *structs):
+        given = em.given_of(*structs)
+        sizes = em.Emulator._sizes(*structs)
         places, whole = {}, 0  # by original address: offset and bytes
         for name, size in sizes.items():
-            address = getattr(params, name)
+            address = getattr(given(name), name)
             if address not in places:
                 places[address] = (whole + GUARD + address % 16, size)
                 whole += -(-(size + 16) // 16) * 16 + 2 * GUARD
@@ -72,23 +79,24 @@ class OnDevice:
         for address, (offset, size) in places.items():
             image[offset : offset + size] = ctypes.string_at(address, size)
         self.gpu.upload(base, bytes(image))
-        moved = Params.from_buffer_copy(params)
+        moved = [type(struct).from_buffer_copy(struct) for struct in structs]
+        to = em.given_of(*moved)
         for name in sizes:
-            setattr(moved, name, base + places[getattr(params, name)][0])
-        code = self.start(moved)
+            setattr(to(name), name, base + places[getattr(given(name), name)][0])
+        code = self.start(*moved)
         self.gpu.synchronize()
         after = self.gpu.download(base, whole)
         for name in ("y", "sum", "quantised", "least", "most"):
             if name in sizes and code == 0:
-                offset, size = places[getattr(params, name)]
-                ctypes.memmove(getattr(params, name), after[offset : offset + size], size)
+                offset, size = places[getattr(given(name), name)]
+                ctypes.memmove(getattr(given(name), name), after[offset : offset + size], size)
                 image[offset : offset + size] = after[offset : offset + size]
         assert after == bytes(image), "something else than the results was written"
         return code
 
-    def start(self, params):
+    def start(self, params, gate=None):
         """Launch one call on device memory, on a stream of its own; the contract's code."""
-        return self.kernels.lib.rmsnorm_deploy_cuda_run(ctypes.byref(params), ctypes.c_void_p(self.stream))
+        return self.kernels.code(params, ctypes.c_void_p(self.stream), gate)
 
     def rmsnorm_deploy_error_text(self, code):
         return self.kernels.text(code)

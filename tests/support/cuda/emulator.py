@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.contract import MAX_RANK, ROW_TENSORS, Params
+from benchmarks.gpu.contract import MAX_RANK, ROW_TENSORS, Gate, Params
 from tests.support.contract import DTYPES
 from tests.support.native import compiler
 from tests.support.once import once
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SHIM = Path(__file__).resolve().parent / "shim"
 UNITS = (
     *("rows_float32", "rows_float16", "rows_bfloat16", "strided_float32", "strided_float64"),
-    *("outputs_rows", "outputs_values", "launch"),
+    *("outputs_rows", "outputs_values", "gated_rows", "gated_values", "launch"),
 )
 HOST_UNITS = ("plan", "layout")
 FLAGS = [
@@ -87,6 +87,11 @@ def objects(tmp_path_factory):
     return {unit: folder / "units" / f"{unit}.o" for unit in UNITS}, sorted((folder / "host").glob("*.o"))
 
 
+def given_of(params, gate=None):
+    """Which of a call's structs has a tensor, by the tensor's name."""
+    return lambda name: gate if name == "gate" else params
+
+
 class EmulatorError(AssertionError):
     """What the emulator stopped at."""
 
@@ -108,6 +113,9 @@ class Emulator:
         lib.emulator_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         lib.emulator_blocks.argtypes = [ctypes.c_int64, ctypes.c_int64]
         lib.rmsnorm_deploy_cuda_run.argtypes = [ctypes.POINTER(Params), ctypes.c_void_p]
+        lib.rmsnorm_deploy_cuda_run_gated.argtypes = [
+            *(ctypes.POINTER(Params), ctypes.POINTER(Gate), ctypes.c_void_p),
+        ]
         self.kernels = set()  # all that have run
         self._seeds = itertools.count()
 
@@ -122,10 +130,13 @@ class Emulator:
         """What the device says that it has."""
         self.lib.emulator_device(multiprocessors, shared_bytes)
 
-    def launch(self, params):
+    def launch(self, params, gate=None):
         """Run one call; returns the contract's code, or raises what the emulator found."""
         self.lib.emulator_seed(next(self._seeds))
-        code = self.lib.rmsnorm_deploy_cuda_run(ctypes.byref(params), None)
+        if gate is None:
+            code = self.lib.rmsnorm_deploy_cuda_run(ctypes.byref(params), None)
+        else:
+            code = self.lib.rmsnorm_deploy_cuda_run_gated(ctypes.byref(params), ctypes.byref(gate), None)
         if code >= 1000:
             raise EmulatorError(self.lib.emulator_message().decode())
         if code == 0:
@@ -149,13 +160,22 @@ class Emulator:
         A copy keeps the place of its address within 16 bytes. It lies against the page behind it where that agrees
         with its size; else against the page before it, and what is behind it is compared afterwards.
         """
-        params = reference._obj
-        sizes = self._sizes(params)
+        return self._on_copies(reference._obj)
+
+    def rmsnorm_deploy_cpu_run_gated(self, reference, gate):
+        if reference is None or gate is None:
+            return self.lib.rmsnorm_deploy_cuda_run_gated(reference, gate, None)
+        return self._on_copies(reference._obj, gate._obj)
+
+    def _on_copies(self, *structs):
+        given = given_of(*structs)
+        sizes = self._sizes(*structs)
         copies = {}  # by original address
-        moved = Params.from_buffer_copy(params)
+        moved = [type(struct).from_buffer_copy(struct) for struct in structs]
+        to = given_of(*moved)
         with contextlib.ExitStack() as stack:
             for name, size in sizes.items():
-                original = getattr(params, name)
+                original = getattr(given(name), name)
                 if original not in copies:
                     at_end = (original + size) % 16 == 0
                     slack = 0 if at_end else original % 16
@@ -164,12 +184,12 @@ class Emulator:
                     ctypes.memset(base, CANARY, size + slack + behind)
                     ctypes.memmove(base + slack, original, size)
                     copies[original] = (base + slack, size, behind)
-                setattr(moved, name, copies[original][0])
-            code = self.launch(moved)
+                setattr(to(name), name, copies[original][0])
+            code = self.launch(*moved)
             for name in ("y", "sum", "quantised", "least", "most"):
                 if name not in sizes:
                     continue
-                original = getattr(params, name)
+                original = getattr(given(name), name)
                 copy, size, behind = copies[original]
                 ctypes.memmove(original, copy, size)
                 if ctypes.string_at(copy + size, behind) != bytes([CANARY]) * behind:
@@ -180,7 +200,7 @@ class Emulator:
         return self.lib.rmsnorm_deploy_cuda_error_text(code)
 
     @staticmethod
-    def _sizes(params):
+    def _sizes(params, gate=None):
         """Bytes of each tensor of a call; nothing for a call that is to be refused."""
         widths = {data_type: dtype.itemsize for data_type, dtype in ((t, np.dtype(d)) for t, d in DTYPES.items())}
         shape = params.shape[: params.rank] if 1 <= params.rank <= MAX_RANK else [0]
@@ -194,6 +214,8 @@ class Emulator:
         total = math.prod(shape)
         sizes = dict.fromkeys(("x", "residual", "sum"), total * widths[params.x_type])
         sizes["y"] = total * widths[y_type]
+        if gate is not None:
+            sizes["gate"] = total * widths.get(gate.type, 0)
         for name, steps in (("scale", params.scale_strides), ("bias", params.bias_strides)):
             sizes[name] = span(steps) * widths[params.scale_type]
         if params.version > 1:
@@ -209,4 +231,5 @@ class Emulator:
                     sizes[name] = span([0 if n == 1 else s for n, s in zip(shape, steps, strict=False)]) * (
                         sizes[name] // total
                     )
-        return {name: size for name, size in sizes.items() if getattr(params, name)}
+        given = given_of(params, gate)
+        return {name: size for name, size in sizes.items() if getattr(given(name), name)}

@@ -2,6 +2,7 @@
 // registered for the GPU's providers, and in the place of the CPU's ops for the CPU, whose memory is the emulated one.
 #include <cstddef>
 
+#include "cpu/gated.h"
 #include "cpu/plan.h"
 #include "include/rms_norm.h"
 #include "ort/library.h"
@@ -16,6 +17,8 @@ const Provider& provider_at(std::size_t index) noexcept { return kProviders[inde
 // The kernels of the CPU, which must not be asked for anything.
 int Plan::prepare(const rms_norm_params&, bool) noexcept { __builtin_trap(); }
 void Plan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
+int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
+void GatedPlan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
 void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
 
 }  // namespace rmsnorm_deploy
