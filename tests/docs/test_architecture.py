@@ -53,18 +53,18 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
     site_check verify demo
-cli: signals streams commands options outcome printing reporting tree writing app commands/* __init__
+cli: signals streams commands options outcome printing tree reporting app writing __init__ commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
-fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms provenance
-    trailing mending forms/* plan apply prepare fuse pass_ unfuse
+fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
+    provenance forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
     commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
     normalised output statistic reduction variance grammar ending engine
-report: __init__ text layout drawing style markup values neighbourhood content chart words page summary write
+report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
 torch: naming eager operators translating exporting __init__
