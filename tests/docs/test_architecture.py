@@ -71,7 +71,7 @@ tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits pre
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
     products pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
-    reductions rest rest/elementwise rest/functions arguments convolutions/convolution products/cblas protocol
+    reductions rest rest/names rest/elementwise rest/functions arguments convolutions/convolution products/cblas protocol
     rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns cpu/rows convolutions/reach
     reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors cpu/streaming convolutions/by_product
     convolutions/direct convolutions/transposed gpu/columns gpu/kept gpu/streamed cpu/choose gpu/choose registry
