@@ -132,8 +132,13 @@ CASES = {
     ),
     "rotated": (ROTATED, {"x": (1, 3, "n", 34)}, {**BOUNDS, "v": random((1, 1, 1, 34)), "w": random((1, 1, 1, 34))}),
     "polynomials of polynomials, and a choice": (
-        [node("Gelu", "x", "a"), node("Erf", "a", "b"), node("Sigmoid", "b", "c"), node("Trilu", "c", "d")]
-        + [node("Gelu", "d")],
+        [
+            node("Gelu", "x", "a"),
+            node("Erf", "a", "b"),
+            node("Sigmoid", "b", "c"),
+            node("Trilu", "c", "d"),
+            node("Gelu", "d"),
+        ],
         {"x": ("n", 5, 33)},
         {},
     ),

@@ -37,7 +37,7 @@ def scheduled(function: Any) -> Any | None:
     chooses = [_joins(schedule.get(b)) for b in blocks]
     for i, block in enumerate(blocks):
         result = schedule.get(block).writes[0].source in results
-        if result or _dear(schedule, block) and (any(chooses[i + 1 :]) or _smaller(schedule, block, function)):
+        if result or (_dear(schedule, block) and (any(chooses[i + 1 :]) or _smaller(schedule, block, function))):
             kept.append(block)
         else:
             schedule.compute_inline(block)
