@@ -67,7 +67,7 @@ run: __init__ binary decoder devices imports nvidia ort runnable traces toolchai
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm quantised rotary shaping slicing matrices refusals convert
+    layer_norm quantised rotary shaping slicing matrices refusals grouped_query convert
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
     products pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored

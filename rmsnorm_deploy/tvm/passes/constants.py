@@ -140,7 +140,7 @@ class Constants:
         """How ``value`` is used, as ``tied`` wants to know it; None for any other way."""
         found: set[str | None] = set()
         for binding in self._readers[_key(value) if isinstance(value, tvm.ir.GenericConst) else value]:
-            call = None if binding is None else binding.value
+            call: Any = None if binding is None else binding.value
             if isinstance(call, relax.Var | tvm.ir.GenericConst):
                 found |= self._uses(binding.var, transposed=transposed)
             elif is_call(call, "permute_dims") and _swaps(call):

@@ -66,7 +66,7 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
             rows = self.constants.rows(call.args[0])
             if rows is not None:
                 return self.builder_.call_te(
-                    _taken, rows, self.visit_expr(call.args[1]), int(sizes_of(call.args[0])[0])
+                    _taken, rows, self.visit_expr(call.args[1]), int(call.args[0].ty.shape.values[0])
                 )
         if not is_call(call, "matmul"):
             return super().visit_call_(call)
