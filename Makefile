@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv runtimes pipelines pipelines-torch clean fuzz faults matrix gpu-check
+.PHONY: demo test environments lint format unit venv docs runtimes pipelines pipelines-torch clean fuzz faults matrix gpu-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -44,7 +44,7 @@ $(VENV)/ready-dev: pyproject.toml ops/CMakeLists.txt $(shell find ops -name '*.c
 
 venv: $(VENV)/ready-dev
 
-environments: venv $(OLD_ONNXRUNTIMES:%=.venvs/ort-%/ready) .venvs/torch/ready
+environments: venv $(OLD_ONNXRUNTIMES:%=.venvs/ort-%/ready) .venvs/torch/ready .venvs/docs/ready
 
 test:
 	$(MAKE) -j4 environments
@@ -98,6 +98,8 @@ pipelines: venv .venvs/pipelines/ready
 # The same with the tools that need PyTorch, as in: make pipelines-torch TORCH='torch==2.13.0+cpu'
 pipelines-torch: venv .venvs/pipelines-torch/ready
 	PYTHONPATH=.venvs/pipelines-torch $(BIN)/python -m benchmarks.pipelines --needs optimum,olive
+	PYTHONPATH=.venvs/pipelines-torch $(BIN)/python samples/olive_pass.py
+	PYTHONPATH=.venvs/pipelines-torch $(BIN)/python samples/optimum_session.py
 
 .venvs/pipelines-torch/ready: | venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --target .venvs/pipelines-torch \
@@ -117,6 +119,17 @@ matrix: venv
 # Needs a GPU, and no environment of this project: it uses what PYTHON has, as in: make gpu-check PYTHON=python3.12
 gpu-check:
 	$(PYTHON) -m benchmarks.gpu_check $(GPU_CHECK)
+
+# The pages as a site in build/site; what is made from the code is made first.
+docs: venv .venvs/docs/ready
+	$(BIN)/python -m tests.docs.reference
+	.venvs/docs/bin/mkdocs build --strict --quiet
+
+# Without mkdocs the site is not built, and the test of it says so.
+.venvs/docs/ready:
+	$(PYTHON) -m venv .venvs/docs
+	if .venvs/docs/bin/python -m pip install -q --disable-pip-version-check 'mkdocs-material>=9.5'; \
+	then touch $@; else echo "no mkdocs: the site is not built"; fi
 
 clean:
 	rm -rf $(VENV) .venvs build dist

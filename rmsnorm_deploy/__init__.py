@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmsnorm_deploy.fusing.unfuse import unfuse
     from rmsnorm_deploy.model.save import save
     from rmsnorm_deploy.op import register_schemas
+    from rmsnorm_deploy.report.write import write_report
     from rmsnorm_deploy.run.library import library_path
     from rmsnorm_deploy.run.registering import register
     from rmsnorm_deploy.run.session import session
@@ -57,6 +58,7 @@ __all__ = [
     "session",
     "unfuse",
     "verify",
+    "write_report",
 ]
 
 _HOMES = {
@@ -72,6 +74,7 @@ _HOMES = {
     "fusing.unfuse": ("unfuse",),
     "model.save": ("save",),
     "op": ("register_schemas",),
+    "report.write": ("write_report",),
     "run.library": ("library_path",),
     "run.registering": ("register",),
     "run.session": ("session",),

@@ -61,6 +61,7 @@ class Comparison:
         ratio: how many times as fast the fused one is: median of before / after, turn by turn.
         ratio_p10: a tenth of the turns gave less.
         ratio_p90: a tenth of the turns gave more.
+        place: the output of the norm that was timed alone; empty for the model.
     """
 
     what: str
@@ -71,6 +72,7 @@ class Comparison:
     ratio: float
     ratio_p10: float
     ratio_p90: float
+    place: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,8 @@ def bench(
         alone = _one_norm(before, Runnable.of(made, before.home), norm, feeds)
         if alone is not None:
             detail, chain, single, norm_feeds = alone
-            comparisons.append(_compare("one norm", detail, chain, single, norm_feeds, seconds, threads, not library))
+            timed = _compare("one norm", detail, chain, single, norm_feeds, seconds, threads, not library)
+            comparisons.append(dataclasses.replace(timed, place=norm.output))
             break
     else:
         if report.fused:

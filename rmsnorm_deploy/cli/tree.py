@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
         KeyboardInterrupt: Ctrl-C arrived, whatever typer makes of it.
     """
     try:
-        status = app(args=arguments, prog_name="rmsnorm-deploy", standalone_mode=False)
+        status = app(args=arguments, obj=tuple(arguments), prog_name="rmsnorm-deploy", standalone_mode=False)
     except typer.Exit as error:
         return error.exit_code
     except typer.Abort as error:

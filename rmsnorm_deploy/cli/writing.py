@@ -9,7 +9,8 @@ from typing import Any
 from rmsnorm_deploy.cli.options import is_there, load_inputs, shapes_of
 from rmsnorm_deploy.cli.outcome import outcome
 from rmsnorm_deploy.cli.printing import add_row, print_json, say, settle, show, table_of
-from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.cli.reporting import ReportFile
+from rmsnorm_deploy.errors import UsageError, VerificationFailed
 
 
 class Output:
@@ -65,8 +66,14 @@ class Output:
         self._dry_run, self._no_less_exact = dry_run, no_less_exact
         self._asked: dict[str, Any] = {"inputs": load_inputs(inputs, model), "shapes": shapes_of(shapes), "seed": seed}
 
-    def write(self, result: Any, report: Any, *, as_json: bool) -> None:
+    def write(self, result: Any, report: Any, *, as_json: bool, page: ReportFile | None = None) -> None:
         """Write the result, once it is checked, and say so; in a dry run there is only something to say.
+
+        Args:
+            result: the model.
+            report: what was done.
+            as_json: say it as JSON.
+            page: a report to look at, which is there of a result that is refused, too.
 
         Raises:
             VerificationFailed: it does not compute what the model does; nothing was written.
@@ -80,9 +87,14 @@ class Output:
                 from rmsnorm_deploy.check.verify import verify as compare
 
                 compared = compare(self._model, staged, **self._asked)
-                compared.require()
-                if self._no_less_exact:
-                    compared.require_no_less_exact()
+                try:
+                    compared.require()
+                    if self._no_less_exact:
+                        compared.require_no_less_exact()
+                except VerificationFailed:
+                    if page is not None:
+                        page.write(report, fused=result, verification=compared)
+                    raise
 
         with contextlib.ExitStack() as stack:
             saved = None
@@ -92,6 +104,9 @@ class Output:
                 place = saving(result, self._path, source=self._model, overwrite=self._force, check=check)
                 saved = stack.enter_context(place)
             # in here, so that a result that cannot be told leaves no output
+            if page is not None:
+                made = None if self._dry_run else result
+                stack.enter_context(page.written(report, fused=made, verification=compared))
             if as_json:
                 print_json(
                     {
@@ -108,6 +123,8 @@ class Output:
                 say(f"warning: verified without the library's kernels: {compared.library}")
         if saved is not None:
             say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
+        if page is not None:
+            page.tell()
 
 
 def print_report(report: Any) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.fusing.clearing import clear
+from rmsnorm_deploy.fusing.clearing import clear, holds_ours
 from rmsnorm_deploy.fusing.copies import make_copies
 from rmsnorm_deploy.fusing.draft import Draft
+from rmsnorm_deploy.fusing.forms import DEFAULT, Form
 from rmsnorm_deploy.fusing.names import Constants, Names
 from rmsnorm_deploy.fusing.plan import Plan
+from rmsnorm_deploy.fusing.provenance import sign
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.fusing.touched import Touched
 from rmsnorm_deploy.model.dead import remove_dead
@@ -51,6 +53,8 @@ def apply(plan: Plan) -> Changes:
     """Write the norms of ``plan`` into its model, in place. What was mended before counts as changed, too."""
     touched, mended = Touched(plan.scopes), plan.mended
     if not plan.matches:
+        if mended and plan.form is Form(DEFAULT) and holds_ours(plan.model):
+            sign(plan.model, plan.form, plan.task)
         return Changes((), mended.touched, mended.functions, mended.bodies, mended.renamed)
     if plan.opset != plan.given_opset:
         name = next((n for n in AI_ONNX if n in plan.model.opset_imports), "")
@@ -65,6 +69,7 @@ def apply(plan: Plan) -> Changes:
         clear(plan.model)
     bodies = _supply(plan)
     rewriter.copy_functions(plan)
+    sign(plan.model, plan.form, plan.task)
     fused = tuple(
         dataclasses.replace(
             text,

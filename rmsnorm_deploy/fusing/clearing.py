@@ -30,5 +30,11 @@ def called_in(model: ir.Model) -> set[ir.OperatorIdentifier]:
     return {n.op_identifier() for root in roots for n in root.all_nodes()}
 
 
+def holds_ours(model: ir.Model) -> bool:
+    """Whether any node of a model is of our domain, those of subgraphs and other functions included."""
+    others = (f for f in model.functions.values() if not is_ours(f.domain, f.name))
+    return _calls_us(model.graph) or any(map(_calls_us, others))
+
+
 def _calls_us(root: ir.Graph | ir.Function) -> bool:
     return any(n.domain == DOMAIN for n in root.all_nodes())

@@ -206,7 +206,7 @@ class Draft:
             self.scale_type = wide
             product = number.astype(wide.numpy()) * wide.numpy().type(match.factor)
             return self.constant(f"{self._name}_scale", full(shape, product, wide))
-        scale = self.as_type(match.scale, wide)
+        scale = self.as_type(self._with_features(match.scale), wide)
         factor = self.constant("rmsnorm_factor", full([], match.factor, wide))
         return self.node("Mul", [scale, factor], "scale", like=scale, dtype=wide)
 
@@ -222,11 +222,19 @@ class Draft:
         return self.constant("rmsnorm_ones", full(self._shape_of_one(), 1.0, dtype))
 
     def _with_features(self, scale: ir.Value) -> ir.Value:
-        """The scale; one number that is a constant is written for each feature instead."""
+        """The scale; one number is written for each feature instead, as a constant or by an Expand where it is none."""
         number, shape = number_in(scale), self._shape_of_one()
-        if number is None or not shape or ir.DataType.from_numpy(number.dtype) != self.scale_type:
+        if not shape:
             return scale
-        return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, number), dtype=self.scale_type))
+        if number is not None and ir.DataType.from_numpy(number.dtype) == self.scale_type:
+            return self.constant(f"{self._name}_scale", ir.Tensor(np.full(shape, number), dtype=self.scale_type))
+        # onnxruntime has no Expand of bfloat16 on the CPU, nor bodies that its optimizer could take for a norm
+        if self._match.scale_rank != 0 or self.scale_type == ir.DataType.BFLOAT16:
+            return scale
+        sizes = self.constant(f"{self._name}_scale_shape", ir.Tensor(np.array(shape, np.int64)))
+        features = self.node("Expand", [scale, sizes], "scale_features", dtype=self.scale_type)
+        features.shape = ir.Shape(shape)
+        return features
 
     def bias(self) -> ir.Value:
         """The bias, in the type that the scale is written in: the neutral one where there is none."""

@@ -42,4 +42,6 @@ class RmsNormFusionPass(ir.passes.InPlacePass):
         if plan.model is not model:
             # the version converter has made another model
             model.graph, model.ir_version = plan.model.graph, plan.model.ir_version
+            model.metadata_props.clear()
+            model.metadata_props.update(plan.model.metadata_props)
         return ir.passes.PassResult(model, modified=bool(self.report.fused or self.report.repaired))

@@ -30,7 +30,7 @@ def unfuse(
 
     The numbers stay, bit for bit where each operator is computed in its own type; so do the opset and all names. Fusing
     the result gives the same norms again. Other norms are left as they are: :func:`rmsnorm_deploy.fuse` with the form
-    ``standard`` writes those too.
+    ``standard`` writes those too. What fusing had said in the model's ``metadata_props`` goes.
 
     The caller's object or file is not changed, and weights are not read.
 

@@ -19,7 +19,7 @@ def splice(
     bodies: Iterable[onnx.FunctionProto],
     renamed: Mapping[str, str],
 ) -> None:
-    """Give ``proto`` the nodes, initializers, functions and versions of ``model``, in place.
+    """Give ``proto`` the nodes, initializers, functions, versions and metadata of ``model``, in place.
 
     Nodes that are still there stay byte for byte, so that fields which onnx_ir has no place for survive.
 
@@ -32,6 +32,7 @@ def splice(
         bodies: those of them that are to stand in the file exactly so.
         renamed: values that have another name now, by the old one.
     """
+    _metadata(proto, model)
     _rename(proto.graph, renamed)
     known = dict(zip(before, proto.graph.node, strict=True))
     outputs_before = {o for n in proto.graph.node for o in n.output}
@@ -62,6 +63,20 @@ def splice(
             proto.opset_import.add(domain=domain, version=version)
         elif versions[domain].version != version:
             versions[domain].version = version
+
+
+def _metadata(proto: onnx.ModelProto, model: ir.Model) -> None:
+    """Give ``proto`` the metadata of ``model``; entries that do not differ stay where they are."""
+    there = {p.key for p in proto.metadata_props}
+    for i in reversed(range(len(proto.metadata_props))):
+        if proto.metadata_props[i].key not in model.metadata_props:
+            del proto.metadata_props[i]
+    known = {p.key: p for p in proto.metadata_props}
+    for key, value in model.metadata_props.items():
+        if key not in there:
+            proto.metadata_props.add(key=key, value=value)
+        elif known[key].value != value:
+            known[key].value = value
 
 
 def _carry_over(old: onnx.NodeProto, new: onnx.NodeProto) -> None:

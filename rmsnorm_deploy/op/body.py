@@ -10,6 +10,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from rmsnorm_deploy.op import formula
 from rmsnorm_deploy.op.definition import ATTRIBUTES, SILU, NormParameters, Op, attribute_names
 from rmsnorm_deploy.op.versions import DOMAIN
+from rmsnorm_deploy.op.words import documentation
 
 MIN_OPSET = 11
 """Oldest ai.onnx opset in which the function bodies can be written."""
@@ -158,12 +159,13 @@ def function_body(op: Op, opset: int, version: int | None = None) -> FunctionPro
     if opset < MIN_OPSET:
         raise ValueError(f"function bodies need ai.onnx opset {MIN_OPSET} or newer, not {opset}")
     copy = FunctionProto()
-    copy.CopyFrom(_function_body(op, opset, attribute_names(op, version), opset >= _CAST_LIKE))
+    names, doc = attribute_names(op, version), documentation(op, version)
+    copy.CopyFrom(_function_body(op, opset, names, doc, opset >= _CAST_LIKE))
     return copy
 
 
 @functools.lru_cache
-def _function_body(op: Op, opset: int, attributes: tuple[str, ...], like_x: bool) -> FunctionProto:
+def _function_body(op: Op, opset: int, attributes: tuple[str, ...], doc: str, like_x: bool) -> FunctionProto:
     """The body itself, made once; nobody else may change it."""
     body = _Body(opset, like_x)
     formula.write(op, body)
@@ -175,7 +177,7 @@ def _function_body(op: Op, opset: int, attributes: tuple[str, ...], like_x: bool
         body.nodes,
         [helper.make_opsetid("", opset)],
         attributes=list(attributes),
-        doc_string="RMSNorm, arXiv:1910.07467, in standard operators; a runtime with a kernel for it skips this body.",
+        doc_string=doc,
     )
 
 

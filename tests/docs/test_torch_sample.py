@@ -1,33 +1,39 @@
-"""The PyTorch sample: the fuser behind torch.onnx.export, in an environment of its own."""
-
-import os
-import subprocess
-from pathlib import Path
-
-import pytest
+"""The samples with PyTorch and with tools that need it, in environments of their own."""
 
 from rmsnorm_deploy.model.load import load_proto
-from rmsnorm_deploy.run.library import library_path
+from tests.support.torch_environment import PIPELINES, ROOT, run_with_torch
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venvs" / "torch" / "bin" / "python"
+SAMPLES = ROOT / "samples"
 
 
 def test_a_module_is_exported_fused_and_run_with_the_library(tmp_path):
-    if not (PYTHON.parents[1] / "ready").exists():
-        message = "no environment with PyTorch; make it with: make .venvs/torch/ready"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
     output = tmp_path / "fused.onnx"
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", ROOT / "samples" / "torch_export.py", output],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "RMSNORM_DEPLOY_LIBRARY": str(library_path())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "fused 2 of 2" in done.stdout
-    assert "function bodies" not in done.stdout
+    said = run_with_torch([SAMPLES / "torch_export.py", output])
+    assert "fused 2 of 2" in said
+    assert "function bodies" not in said
     assert sum(n.domain == "rmsnorm_deploy" for n in load_proto(output).graph.node) == 2
+
+
+def test_the_fuser_is_one_pass_of_many(tmp_path):
+    output = tmp_path / "fused.onnx"
+    said = run_with_torch([SAMPLES / "pass_list.py", SAMPLES / "models" / "llama_float16.onnx", output])
+    assert said.startswith("fused 5 of 5")
+    assert "comparisons agree" in said
+    assert sum(n.domain == "rmsnorm_deploy" for n in load_proto(output).graph.node) == 5
+
+
+def test_the_fuser_is_a_pass_of_olive(tmp_path):
+    output = tmp_path / "fused.onnx"
+    said = run_with_torch(
+        [SAMPLES / "olive_pass.py", SAMPLES / "models" / "qwen3_float32.onnx", output], folder=PIPELINES
+    )
+    assert "fused 9 of 9" in said
+    made = load_proto(output)
+    assert sum(n.domain == "rmsnorm_deploy" for n in made.graph.node) == 9
+    assert any(n.op_type == "MatMulNBits" for n in made.graph.node), "the pass before it has run"
+
+
+def test_a_fused_decoder_generates_the_same_tokens_behind_optimum():
+    said = run_with_torch([SAMPLES / "optimum_session.py"], folder=PIPELINES)
+    assert "fused 5 of 5" in said
+    assert "the same tokens" in said

@@ -1,8 +1,8 @@
 """Saves that go wrong: killed, without space, two at once, or with an input that changes meanwhile.
 
 Each campaign yields a sentence for everything that is not as promised: the output is absent, wholly old or wholly new;
-an error has the status that README.md gives it and one sentence; the input is what it was; what a dead run left is
-removed by the next.
+an error has the status that docs/reference/command-line.md gives it and one sentence; the input is what it was; what a
+dead run left is removed by the next.
 """
 
 import contextlib

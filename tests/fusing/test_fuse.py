@@ -143,7 +143,7 @@ def test_metadata_and_unused_nodes_that_were_there_before_stay():
     model.metadata_props.add(key="k", value="v")
     model.graph.doc_string = "graph"
     fused, _ = rmsnorm_deploy.fuse(model)
-    assert [(p.key, p.value) for p in fused.metadata_props] == [("k", "v")]
+    assert [(p.key, p.value) for p in fused.metadata_props][:1] == [("k", "v")]
     assert fused.graph.doc_string == "graph"
     assert "Relu" in nodes_of(fused, "")
 

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,6 @@ from rmsnorm_deploy.errors import MissingEnvironment, UsageError
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.tvm.artefact import cubin
 from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules
-from rmsnorm_deploy.tvm.schedules.norm import Norm
 from rmsnorm_deploy.tvm.targets.registry import GPUS
 from rmsnorm_deploy.tvm.targets.resolve import resolve
 from rmsnorm_deploy.tvm.tuning import measure
@@ -50,7 +50,12 @@ KERNELS = {
     **{f"any_length_{dtype}": norm_of(None, dtype) for dtype in (F32, F16, BF16)},
     **{f"any_length_add_{dtype}": norm_of(None, dtype, Op.ADD_RMS_NORM) for dtype in (F32, BF16)},
     "any_length_general": norm_of(None, BF16, Op.GENERAL_RMS_NORM, rms_floor=0.2, partial_size=1000, scale_dtype=F32),
-    "columns_256": Norm(norm_of(256).parameters, "float32", 256, columns=True),
+    **{
+        f"columns_{size}_{dtype}": replace(norm_of(size, dtype), columns=True)
+        for size in (64, 256, 1000)
+        for dtype in (F32, F16, BF16)
+    },
+    "add_columns_256": replace(norm_of(256, F16, Op.ADD_RMS_NORM), columns=True),
 }
 
 

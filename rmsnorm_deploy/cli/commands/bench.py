@@ -9,12 +9,14 @@ import typer
 
 from rmsnorm_deploy.cli.options import Inputs, JsonFlag, Seed, Shapes, Threads, load_inputs, shapes_of
 from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.reporting import Report, ReportFile, ReportForce
 
 ORDER = 40
 """Its place in the list of commands."""
 
 
 def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The original model.")],
     fused: Annotated[Path | None, typer.Argument(metavar="[FUSED]", help="Made from MODEL when left out.")] = None,
     inputs: Inputs = None,
@@ -22,12 +24,15 @@ def command(
     seed: Seed = 0,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="For each comparison.")] = 2.0,
     threads: Threads = 0,
+    report_file: Report = None,
+    force: ReportForce = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Time MODEL and one of its norms, before and after.
 
     Both run in turns in one process.
     """
+    page = ReportFile(report_file, model, context, force=force)
     from rmsnorm_deploy.check.bench import bench
 
     result = bench(
@@ -39,6 +44,7 @@ def command(
         seconds=seconds,
         threads=threads,
     )
+    page.write(fused=fused, bench=result)
     if as_json:
         print_json(result.to_dict())
         return

@@ -10,6 +10,7 @@ import typer
 from rmsnorm_deploy.cli.options import FormOption, JsonFlag, OldFormOption
 from rmsnorm_deploy.cli.outcome import outcome
 from rmsnorm_deploy.cli.printing import print_json, say, show
+from rmsnorm_deploy.cli.reporting import Report, ReportFile, ReportForce
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.forms import DEFAULT
 
@@ -18,15 +19,21 @@ ORDER = 20
 
 
 def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="MODEL")],
     site: Annotated[str | None, typer.Option("--site", metavar="NAME", help="Only this candidate, by node.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also reductions that are not a mean square.")] = False,
     form: FormOption = DEFAULT,
     op: OldFormOption = None,
+    report_file: Report = None,
+    force: ReportForce = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what would be fused, and what not and why."""
+    page = ReportFile(report_file, model, context, force=force)
     from rmsnorm_deploy.fusing.fuse import fuse
+    from rmsnorm_deploy.op import Op
+    from rmsnorm_deploy.op.words import meaning
 
     _, report = fuse(model, form=op or form, dry_run=True)
     fused, missed = list(report.fused), list(report.missed)
@@ -39,6 +46,7 @@ def command(
             )
     elif not everything:
         missed = list(report.near_misses)
+    page.write(report)
     if as_json:
         import dataclasses
 
@@ -64,6 +72,8 @@ def command(
     if hidden and site is None:
         others = "1 other reduction is" if hidden == 1 else f"{hidden} other reductions are"
         show(f"{others} no RMSNorm (--all says why)")
+    if any(f.op == Op.GENERAL_RMS_NORM.value for f in fused):
+        show(f"{Op.GENERAL_RMS_NORM.value}: {meaning(Op.GENERAL_RMS_NORM)}")
     show(outcome(report).replace(" (run explain)", ""))
     for warning in report.warnings:
         say(f"warning: {warning}")

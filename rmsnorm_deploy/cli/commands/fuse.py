@@ -10,6 +10,7 @@ import typer
 
 from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, OldFormOption, Seed, Shapes
 from rmsnorm_deploy.cli.printing import say
+from rmsnorm_deploy.cli.reporting import Report, ReportFile
 from rmsnorm_deploy.cli.writing import Output, print_report
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
 from rmsnorm_deploy.fusing.forms import DEFAULT
@@ -19,6 +20,7 @@ ORDER = 10
 
 
 def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="The fused model.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with the original before OUT appears.")] = False,
@@ -32,6 +34,7 @@ def command(
     inputs: Inputs = None,
     shapes: Shapes = None,
     seed: Seed = 0,
+    report_file: Report = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Fuse every RMSNorm of IN and write OUT. IN and its weights are never changed.
@@ -51,6 +54,7 @@ def command(
         shapes=shapes,
         seed=seed,
     )
+    page = ReportFile(report_file, model, context, force=force, output=output)
     from rmsnorm_deploy.fusing.fuse import fuse
 
     fused, report = fuse(model, form=op or form, dry_run=dry_run)
@@ -60,7 +64,7 @@ def command(
         if fewer:
             say(f"note: {fewer} of them now round less often than the original (see explain)")
     _check_required(wanted, report)
-    place.write(fused, report, as_json=as_json)
+    place.write(fused, report, as_json=as_json, page=page)
     say(f"took {time.perf_counter() - started:.2f} s")
 
 

@@ -9,12 +9,14 @@ import typer
 
 from rmsnorm_deploy.cli.options import Inputs, JsonFlag, Seed, Shapes, load_inputs, shapes_of
 from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.reporting import Report, ReportFile, ReportForce
 
 ORDER = 30
 """Its place in the list of commands."""
 
 
 def command(
+    context: typer.Context,
     original: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     fused: Annotated[Path, typer.Argument(metavar="B", help="The fused model.")],
     inputs: Inputs = None,
@@ -25,6 +27,8 @@ def command(
     save_inputs: Annotated[
         Path | None, typer.Option("--save-inputs", metavar="DIR", help="Keep the inputs there, as .npz files.")
     ] = None,
+    report_file: Report = None,
+    force: ReportForce = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Compare the outputs of B with those of A, and every norm of B alone with its place in A.
@@ -32,6 +36,7 @@ def command(
     The tolerance comes from a run of A in float64. A norm that differs is named, with what is probably wrong with it.
     The exit status is 1 if anything differs.
     """
+    page = ReportFile(report_file, original, context, force=force)
     from rmsnorm_deploy.check.verify import verify
 
     result = verify(
@@ -44,6 +49,7 @@ def command(
         atol=atol,
         save_inputs=save_inputs,
     )
+    page.write(fused=fused, verification=result)
     if as_json:
         print_json(result.to_dict())
         return 0 if result.passed else 1

@@ -28,7 +28,8 @@ class Columns(Grid):
             "partial[row, lane] = total[0]",
             f"total[0] = {tree([f'partial[{r}, lane]' for r in range(s.rows)])}",
             *self.factor(self.count()),
-            f"for k in range({self.turns(self.size)}):",
+            # left as a loop: nvcc unrolls it otherwise, and keeps more places of X and Y than there are registers
+            f"for k in T.serial({self.turns(self.size)}, annotations={{'disable_unroll': True}}):",
             *indented(self.put("k")),
         ]
         scratch = [self.local("x", 1, n.dtype), *self.registers()] + ([self.local("r", 1, n.dtype)] if n.adds else [])

@@ -1,0 +1,112 @@
+"""``--report``: beside the output or alone, whatever comes of the command; never half-written, never over a file."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import rmsnorm_deploy
+from rmsnorm_deploy.report import write
+from tests.support.seeded import Norm
+
+GEMMA = Path(__file__).parents[2] / "samples" / "models" / "gemma_float16.onnx"
+
+
+@pytest.fixture
+def fused(tmp_path):
+    path = tmp_path / "given.onnx"
+    rmsnorm_deploy.save(rmsnorm_deploy.fuse(GEMMA)[0], path)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["html", "md"])
+def test_fuse_writes_it_beside_the_output(ending, run, tmp_path):
+    out, report = tmp_path / "my fused.onnx", tmp_path / f"r.{ending}"
+    status, _, err = run("fuse", GEMMA, "-o", out, "--verify", "--report", report)
+    assert status == 0
+    assert f"wrote the report {report}" in err
+    text = report.read_text()
+    assert "PASSED" in text
+    assert "my fused.onnx" in text
+    assert "--verify --report" in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([out.name, report.name])
+    status, _, err = run("fuse", GEMMA, "-o", out, "--report", report)
+    assert status == 2
+    assert run("fuse", GEMMA, "-o", out, "--report", report, "--force")[0] == 0
+    assert "PASSED" not in report.read_text()
+
+
+def test_nothing_but_json_is_on_stdout(run, tmp_path):
+    status, out, _ = run("fuse", GEMMA, "--dry-run", "--report", tmp_path / "r.html", "--json")
+    assert status == 0
+    assert json.loads(out)["dry_run"]
+    assert "would fuse 5 of 5" in (tmp_path / "r.html").read_text()
+
+
+def test_a_result_that_is_refused_has_a_report(run, tmp_path, monkeypatch):
+    import rmsnorm_deploy.fusing.fuse as fusing
+
+    honest = fusing.fuse
+
+    def spoilt(model, **options):
+        proto, report = honest(model, **options)
+        norm = Norm(proto)
+        norm.set("epsilon", norm.attributes["epsilon"] * 10)
+        return norm.model, report
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fusing, "fuse", spoilt)
+        status, _, err = run("fuse", GEMMA, "-o", tmp_path / "f.onnx", "--verify", "--report", tmp_path / "r.html")
+    assert status == 1
+    assert "wrote the report" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+    text = (tmp_path / "r.html").read_text()
+    assert "FAILED" in text
+    assert "probably epsilon" in text
+
+
+def test_verify_writes_it_whatever_it_finds(run, fused, tmp_path):
+    assert run("verify", GEMMA, fused, "--report", tmp_path / "good.html")[0] == 0
+    assert "PASSED" in (tmp_path / "good.html").read_text()
+    norm = Norm(onnx.load(fused))
+    norm.set("epsilon", norm.attributes["epsilon"] * 10)
+    onnx.save(norm.model, tmp_path / "bad.onnx")
+    assert run("verify", GEMMA, tmp_path / "bad.onnx", "--report", tmp_path / "bad.md")[0] == 1
+    assert "**FAILED**" in (tmp_path / "bad.md").read_text()
+
+
+def test_bench_and_explain_write_it(run, tmp_path):
+    assert run("bench", GEMMA, "--seconds", "0.05", "--report", tmp_path / "b.html")[0] == 0
+    text = (tmp_path / "b.html").read_text()
+    assert text.count('<svg class="chart"') == 2
+    assert "times as fast" in text
+    assert " \u2192 " in text, "the norm that was timed has its time in the list"
+    assert run("explain", GEMMA, "--report", tmp_path / "e.html")[0] == 0
+    assert "would fuse 5 of 5" in (tmp_path / "e.html").read_text()
+    status, _, err = run("explain", GEMMA, "--report", tmp_path / "e.html")
+    assert status == 2
+    assert "--force" in err
+    assert run("explain", GEMMA, "--report", tmp_path / "e.html", "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("r.txt", ".html"), ("missing/r.html", "mkdir"), ("same.html", "two names")],
+)
+def test_a_report_that_cannot_be_is_refused_before_any_work(name, said, run, tmp_path):
+    status, _, err = run("fuse", GEMMA, "-o", tmp_path / "same.html", "--report", tmp_path / name)
+    assert status == 2
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_fails_leaves_no_output(run, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "write_new", full)
+    status, _, err = run("fuse", GEMMA, "-o", tmp_path / "f.onnx", "--report", tmp_path / "r.html")
+    assert status == 2
+    assert "No space left" in err
+    assert list(tmp_path.iterdir()) == []
