@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.gpu.contract import BYTES, FLOAT32, INT8, TYPES, Kernels, params
+from benchmarks.gpu.contract import BYTES, FLOAT32, GATE_VERSION, INT8, SILU, TYPES, Gate, Kernels, params
 from benchmarks.gpu.driver import Gpu
 from benchmarks.gpu.values import decode, encode, norm, units
 
@@ -27,11 +27,11 @@ ZERO_POINT = 3
 def cases() -> Iterator[tuple[str, int, tuple[int, ...], str]]:
     """Type, its number, shape and operator.
 
-    "Gemma" is RMSNorm that rounds once, with a float32 scale; "Quantised" is
+    "Gemma" is RMSNorm that rounds once, with a float32 scale; "Gated" has a SiLU in front of the norm; "Quantised" is
     with int8 values and the extremes of rows.
     """
     for (name, data_type), shape in itertools.product(TYPES.items(), SHAPES + COLUMNS):
-        for op in ("RMSNorm", "AddRMSNorm", "GeneralRMSNorm", "Gemma", "Quantised"):
+        for op in ("RMSNorm", "AddRMSNorm", "GeneralRMSNorm", "Gemma", "Gated", "Quantised"):
             if op != "Quantised" or shape not in COLUMNS:
                 yield name, data_type, shape, op
 
@@ -57,6 +57,8 @@ def run(gpu: Gpu, kernels: Kernels, data_type: int, shape: tuple[int, ...], op: 
         stored["residual"] = encode(rng.standard_normal(shape), data_type)
     if op == "GeneralRMSNorm":
         stored["bias"] = encode(rng.standard_normal(size), data_type)
+    if op == "Gated":
+        stored["gate"] = encode(rng.standard_normal(shape), data_type)
     p = params(data_type, shape, axis, EPSILON)
     p.scale_type = scale_type
     p.round_type = FLOAT32 if op == "Gemma" else data_type
@@ -78,10 +80,12 @@ def run(gpu: Gpu, kernels: Kernels, data_type: int, shape: tuple[int, ...], op: 
         p.quantised_type, p.quantised_scale_type, p.quantised_by_row = INT8, FLOAT32, 1
     try:
         for name, pointer in memory.items():
-            setattr(p, name, pointer)
+            if name != "gate":
+                setattr(p, name, pointer)
+        gate = Gate(GATE_VERSION, data_type, SILU, 0, memory["gate"]) if op == "Gated" else None
         if op == "GeneralRMSNorm":
             p.partial_size = max(1, size // 2)
-        kernels.launch(p)
+        kernels.launch(p, gate=gate)
         gpu.synchronize()
         more = {name: gpu.download(memory[name], size_in_bytes) for name, size_in_bytes in beside.items()}
         got = {
@@ -97,6 +101,9 @@ def run(gpu: Gpu, kernels: Kernels, data_type: int, shape: tuple[int, ...], op: 
         )
         if not np.array_equal(got["sum"], x.ravel()):
             return "the sum is wrong"
+    if op == "Gated":
+        z = decode(stored["gate"], data_type).reshape(shape).astype(np.float64)
+        x = x * (z / (1 + np.exp(-z)))
     place = (size, *(1,) * (len(shape) - 2))
     scale = decode(stored["scale"], scale_type).reshape(place)
     bias = decode(stored["bias"], data_type).reshape(place) if op == "GeneralRMSNorm" else None

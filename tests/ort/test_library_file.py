@@ -24,6 +24,7 @@ EXPORTED = {
     "rmsnorm_deploy_cuda_architectures",
     "rmsnorm_deploy_cuda_error_text",
     "rmsnorm_deploy_cuda_run",
+    "rmsnorm_deploy_cuda_run_gated",
     "rmsnorm_deploy_cuda_version",
     "rmsnorm_deploy_error_text",
 }

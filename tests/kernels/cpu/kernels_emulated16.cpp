@@ -162,6 +162,19 @@ INLINE void wide_store(double* p, Wide w) { std::memcpy(p, w.lanes, sizeof w.lan
 
 bool usable() { return true; }
 
+// In the place of isa/activation.h, which needs comparisons and bits of vectors that compilers know: in double
+// precision.
+#define RMSNORM_DEPLOY_CPU_ISA_ACTIVATION_H_
+template <bool kSilu>
+INLINE Vector activated(Vector z) {
+  return each([&](int i) {
+    const double value = z.lanes[i];
+    const double small = std::exp(-std::fabs(value));
+    const double sigmoid = (value < 0 ? small : 1.0) / (1.0 + small);
+    return static_cast<float>(kSilu ? value * sigmoid : sigmoid);
+  });
+}
+
 }  // namespace
 
 #define HAS_HALF_CONVERSION
