@@ -5,6 +5,7 @@ and that it offers the contract and onnxruntime's entry and nothing else.
 """
 
 import importlib.util
+import platform as host
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rmsnorm_deploy.run.library import instruction_sets, library_path
 from tests.support.exported import EXPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +109,18 @@ def test_a_library_for_linux(platform, name, library):
     entries = {e.tag.name for e in file.dynamic_entries}
     assert not entries & {"RPATH", "RUNPATH"}
     assert not [s for s in file.sections if s.name.startswith(".debug")]
+
+
+def test_it_finds_the_instruction_sets_that_a_library_built_here_finds(tmp_path):
+    """A build that cannot tell the processor runs the slowest kernels, and nothing else fails."""
+    platform = f"manylinux2014_{host.machine()}"
+    if platform not in LINUX:
+        pytest.skip("needs Linux on x86-64 or 64-bit ARM")
+    with zipfile.ZipFile(wheel_for(platform)) as file:
+        path = Path(file.extract(file_name(platform, "rmsnorm_deploy"), tmp_path))
+    found = instruction_sets(path)
+    assert found == instruction_sets(library_path())
+    assert "portable" in found
 
 
 @pytest.mark.parametrize("platform", LINUX)
