@@ -12,7 +12,8 @@ TORCH ?= torch==2.13.0
 # Sources that clang-format keeps.
 NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
-.PHONY: demo test environments lint format unit venv docs runtimes pipelines pipelines-torch clean fuzz faults matrix gpu-check
+.PHONY: demo test environments lint format unit venv docs runtimes pipelines pipelines-torch clean fuzz faults matrix \
+	gpu-check wheels release-check
 
 demo: $(VENV)/ready-demo
 	$(BIN)/rmsnorm-deploy demo
@@ -130,6 +131,21 @@ docs: venv .venvs/docs/ready
 	$(PYTHON) -m venv .venvs/docs
 	if .venvs/docs/bin/python -m pip install -q --disable-pip-version-check 'mkdocs-material>=9.5'; \
 	then touch $@; else echo "no mkdocs: the site is not built"; fi
+
+# A wheel for every machine that runs onnxruntime, and the source distribution, all in dist/. zig compiles for all of
+# them; no other compiler is needed.
+wheels: .venvs/wheels/ready
+	PATH="$(CURDIR)/.venvs/wheels/bin:$$PATH" .venvs/wheels/bin/python ops/wheels/make.py $(WHEELS)
+
+.venvs/wheels/ready:
+	$(PYTHON) -m venv .venvs/wheels
+	.venvs/wheels/bin/python -m pip install -q --disable-pip-version-check \
+		build 'scikit-build-core>=1.0' 'cmake>=3.18' ninja ziglang==0.17.1
+	touch $@
+
+# Whether what lies in dist/ may be released: versions, changelog, files, documentation, and that old files still run.
+release-check: venv wheels
+	$(BIN)/python ops/wheels/release_check.py
 
 clean:
 	rm -rf $(VENV) .venvs build dist

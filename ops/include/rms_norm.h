@@ -32,10 +32,13 @@
 
 #include <stdint.h>
 
-#if defined(__GNUC__)
+/* For the library's own build, which may say something else. */
+#ifndef RMS_NORM_EXPORT
+#if defined(__GNUC__) && !defined(_WIN32)
 #define RMS_NORM_EXPORT __attribute__((visibility("default")))
 #else
 #define RMS_NORM_EXPORT
+#endif
 #endif
 
 #ifdef __cplusplus

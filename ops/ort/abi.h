@@ -36,6 +36,13 @@ constexpr std::uint32_t kReferenceVersion = 24;
 // Status codes.
 enum StatusCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9, kInvalidGraph = 10 };
 
+// A character of a path: what the system's own file functions take.
+#if defined(_WIN32)
+using PathChar = wchar_t;
+#else
+using PathChar = char;
+#endif
+
 // Whether an input or output may be left out.
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 
@@ -55,7 +62,7 @@ struct ApiBase {
   F(CreateStatus, 0, Status*, int code, const char* text)                                                              \
   F(GetErrorMessage, 2, const char*, const Status* status)                                                             \
   F(CreateEnv, 3, Status*, int severity, const char* name, Env** env)                                                  \
-  F(CreateSession, 7, Status*, const Env* env, const char* path, const SessionOptions* options, Session** session)     \
+  F(CreateSession, 7, Status*, const Env* env, const PathChar* path, const SessionOptions* options, Session** session) \
   F(Run, 9, Status*, Session* session, const RunOptions* options, const char* const* input_names,                      \
     const Value* const* inputs, std::size_t input_count, const char* const* output_names, std::size_t output_count,    \
     Value** outputs)                                                                                                   \
@@ -93,7 +100,7 @@ struct ApiBase {
   F(KernelInfoGetAttributeArray_int64, 163, Status*, const KernelInfo* info, const char* name, std::int64_t* values,   \
     std::size_t* count)                                                                                                \
   F(KernelContext_GetGPUComputeStream, 193, Status*, const KernelContext* context, void** stream)                      \
-  F(RegisterCustomOpsLibrary_V2, 228, Status*, SessionOptions* options, const char* path)                              \
+  F(RegisterCustomOpsLibrary_V2, 228, Status*, SessionOptions* options, const PathChar* path)                          \
   F(KernelInfo_GetInputCount, 230, Status*, const KernelInfo* info, std::size_t* count)                                \
   F(HasSessionConfigEntry, 237, Status*, const SessionOptions* options, const char* key, int* has)                     \
   F(GetSessionConfigEntry, 238, Status*, const SessionOptions* options, const char* key, char* value,                  \

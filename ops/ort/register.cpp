@@ -12,6 +12,13 @@
 #include "custom_op.h"
 #include "library.h"
 #include "runtime.h"
+#include "stay.h"
+
+#if defined(_WIN32)
+#define ENTRY __declspec(dllexport)
+#else
+#define ENTRY __attribute__((visibility("default")))
+#endif
 
 namespace rmsnorm_deploy {
 namespace {
@@ -130,6 +137,7 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
   environment_problem(problem, sizeof problem);
   if (*problem) return failure(api, ort::kInvalidArgument, problem);
 
+  stay_loaded();
   ort::CustomOpDomain* domains[kMostDomains] = {};
   if (major > 1) minor = std::numeric_limits<int>::max();
   if (Status* status = shared_domains(base, api, minor, domains)) return status;
@@ -154,8 +162,8 @@ Status* register_ops(ort::SessionOptions* options, const ApiBase* base) {
 }  // namespace
 }  // namespace rmsnorm_deploy
 
-extern "C" RMS_NORM_EXPORT rmsnorm_deploy::ort::Status* RegisterCustomOps(rmsnorm_deploy::ort::SessionOptions* options,
-                                                                          const rmsnorm_deploy::ort::ApiBase* base) {
+extern "C" ENTRY rmsnorm_deploy::ort::Status* RegisterCustomOps(rmsnorm_deploy::ort::SessionOptions* options,
+                                                                const rmsnorm_deploy::ort::ApiBase* base) {
   try {
     return rmsnorm_deploy::register_ops(options, base);
   } catch (...) {

@@ -12,6 +12,11 @@ from pathlib import Path
 from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.run.binary import unloadable
 
+
+class WithoutKernels(MissingEnvironment):
+    """The package was installed without its native part, as on a machine that no wheel was built for."""
+
+
 LIBRARY_VARIABLE = "RMSNORM_DEPLOY_LIBRARY"
 """Environment variable that names a library file to use in place of the installed one."""
 
@@ -44,7 +49,7 @@ def library_path(*, override: bool = False) -> Path:
 
     Raises:
         MissingEnvironment: there is no such file: the variable names none, or the package was installed without its
-            native part.
+            native part, which is a :class:`WithoutKernels`.
     """
     if override:
         path = library_path().with_name(_library_name(override=True))
@@ -66,9 +71,11 @@ def library_path(*, override: bool = False) -> Path:
     for path in _candidates():
         if path.is_file():
             return path.resolve()
-    raise MissingEnvironment(
+    raise WithoutKernels(
         f"the native library {_library_name()} is not installed",
-        f"reinstall rmsnorm-deploy with a C++ compiler at hand, or set {LIBRARY_VARIABLE} to a built library",
+        "for its kernels, reinstall rmsnorm-deploy from the wheel for this machine (pip install --force-reinstall "
+        "--only-binary :all: rmsnorm-deploy) or, with g++ or clang++ at hand, from its sources (pip install "
+        f"--force-reinstall --no-binary rmsnorm-deploy rmsnorm-deploy); or set {LIBRARY_VARIABLE} to a built library",
     )
 
 

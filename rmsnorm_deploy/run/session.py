@@ -13,6 +13,7 @@ from rmsnorm_deploy.model.external import external_tensors
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.devices import device_of, names_on_devices
 from rmsnorm_deploy.run.imports import imported_domains, with_import
+from rmsnorm_deploy.run.library import WithoutKernels
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.providers import CPU, CUDA, GPU, IDLE, SERVED, Provider
 from rmsnorm_deploy.run.registering import REPLACED, has_entry, is_registered, path_of, register, register_in, replaces
@@ -117,7 +118,8 @@ def session(
 ) -> Any:
     """An onnxruntime session in which fused norms run our kernels, and none of them leaves the session's device.
 
-    * Every provider is the CPU's: the library is registered.
+    * Every provider is the CPU's: the library is registered. Where the package was installed without it (the wheel for
+      every machine), fused norms run by their function bodies, and a ``UserWarning`` says how to get it.
     * The CUDA provider, alone or with the CPU's: the library is registered if it was built with CUDA, and afterwards
       onnxruntime is asked where it put each norm (from 1.24 on). A library without CUDA is left out, so that the norms
       stay on the GPU by their function bodies, and a ``UserWarning`` says so.
@@ -181,7 +183,12 @@ def session(
         device = device_of(on_gpu.name, chosen, provider_options if of_each else None)
         left_out = _choose_on_gpu(options, on_gpu, on_gpu.name, device, override_builtin=override_builtin)
     else:
-        register_in(options, _replaced(loadable) if override_builtin else ())
+        try:
+            register_in(options, _replaced(loadable) if override_builtin else ())
+        except WithoutKernels as error:
+            if override_builtin:
+                raise
+            left_out = [f"{error.message}; fused norms run by their function bodies. {error.hint}"]
     if is_registered(options):
         for sentence in traces_in(loadable):
             warnings.warn(sentence, stacklevel=2)

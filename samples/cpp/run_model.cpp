@@ -7,10 +7,16 @@
 //
 // A program that has onnxruntime's own headers needs three lines of this: create session options, call
 // RegisterCustomOpsLibrary_V2(options, path) on them, create the session.
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <dlfcn.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "ort/abi.h"
@@ -24,6 +30,34 @@ const ort::Api* api = nullptr;
 [[noreturn]] void fail(const char* what, const char* why) {
   std::fprintf(stderr, "run_model: %s: %s\n", what, why);
   std::exit(1);
+}
+
+// A path as onnxruntime takes it: of wide characters on Windows.
+std::basic_string<ort::PathChar> path_of(const char* argument) {
+#if defined(_WIN32)
+  std::wstring wide(static_cast<std::size_t>(MultiByteToWideChar(CP_ACP, 0, argument, -1, nullptr, 0)), L'\0');
+  MultiByteToWideChar(CP_ACP, 0, argument, -1, &wide[0], static_cast<int>(wide.size()));
+  wide.resize(wide.size() - 1);  // the zero at the end
+  return wide;
+#else
+  return argument;
+#endif
+}
+
+// onnxruntime's first function, from its library.
+const ort::ApiBase* runtime_of(const char* path) {
+  using Base = const ort::ApiBase* (*)();
+#if defined(_WIN32)
+  const HMODULE runtime = LoadLibraryExW(path_of(path).c_str(), nullptr, LOAD_WITH_ALTERED_SEARCH_PATH);
+  if (!runtime) fail("cannot open onnxruntime", path);
+  const auto base_of = reinterpret_cast<Base>(reinterpret_cast<void*>(GetProcAddress(runtime, "OrtGetApiBase")));
+#else
+  void* const runtime = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!runtime) fail("cannot open onnxruntime", dlerror());
+  const auto base_of = reinterpret_cast<Base>(dlsym(runtime, "OrtGetApiBase"));
+#endif
+  if (!base_of) fail("not an onnxruntime library", path);
+  return base_of();
 }
 
 void check(const char* what, ort::Status* status) {
@@ -43,12 +77,9 @@ int main(int argc, char** argv) {
   const char* const model_path = argv[3];
   const std::int64_t shape[] = {std::atoll(argv[4]), std::atoll(argv[5])};
 
-  void* const runtime = dlopen(runtime_path, RTLD_NOW | RTLD_LOCAL);
-  if (!runtime) fail("cannot open onnxruntime", dlerror());
-  const auto base_of = reinterpret_cast<const ort::ApiBase* (*)()>(dlsym(runtime, "OrtGetApiBase"));
-  if (!base_of) fail("not an onnxruntime library", runtime_path);
-  api = base_of()->get_api(ort::kApiVersion);
-  if (!api) fail("this onnxruntime is too old", base_of()->version_string());
+  const ort::ApiBase* const base = runtime_of(runtime_path);
+  api = base->get_api(ort::kApiVersion);
+  if (!api) fail("this onnxruntime is too old", base->version_string());
 
   constexpr int kWarnings = 2;  // least severity that is logged
   const char* const log_name = "run_model";
@@ -57,10 +88,10 @@ int main(int argc, char** argv) {
 
   ort::SessionOptions* options = nullptr;
   check("options", ort::call<ort::CreateSessionOptions>(api, &options));
-  check("custom-op library", ort::call<ort::RegisterCustomOpsLibrary_V2>(api, options, library_path));
+  check("custom-op library", ort::call<ort::RegisterCustomOpsLibrary_V2>(api, options, path_of(library_path).c_str()));
 
   ort::Session* session = nullptr;
-  check("session", ort::call<ort::CreateSession>(api, env, model_path, options, &session));
+  check("session", ort::call<ort::CreateSession>(api, env, path_of(model_path).c_str(), options, &session));
 
   std::vector<float> x(static_cast<std::size_t>(shape[0] * shape[1]));
   for (std::size_t i = 0; i < x.size(); ++i) {

@@ -11,23 +11,10 @@ from pathlib import Path
 import pytest
 
 from rmsnorm_deploy.run.library import library_path
+from tests.support.exported import EXPORTED
 from tests.support.native import c_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPORTED = {
-    "RegisterCustomOps",
-    "rmsnorm_deploy_cpu_isa",
-    "rmsnorm_deploy_cpu_isa_at",
-    "rmsnorm_deploy_cpu_run",
-    "rmsnorm_deploy_cpu_run_gated",
-    "rmsnorm_deploy_cpu_set_isa",
-    "rmsnorm_deploy_cuda_architectures",
-    "rmsnorm_deploy_cuda_error_text",
-    "rmsnorm_deploy_cuda_run",
-    "rmsnorm_deploy_cuda_run_gated",
-    "rmsnorm_deploy_cuda_version",
-    "rmsnorm_deploy_error_text",
-}
 
 
 def tool(name):

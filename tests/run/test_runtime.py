@@ -13,12 +13,18 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from rmsnorm_deploy.check import doctor
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError
+from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.op.reference import rms_norm
 from rmsnorm_deploy.run import library, session
 
 X = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
 WANTED, _ = rms_norm(X, np.ones(2), exact=True)
+NORM_IN_STEPS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n, 2] X, float[2] w) => (float[n, 2] Y) <float two = {2.0}, float e = {0.00001}> {
+    q = Pow(X, two)  m = ReduceMean<axes = [-1]>(q)  i = Add(m, e)  d = Sqrt(i)  z = Div(X, d)  Y = Mul(z, w)
+}"""
 
 
 @pytest.fixture
@@ -235,3 +241,25 @@ def test_without_onnxruntime_that_is_said(monkeypatch):
     with pytest.raises(MissingEnvironment, match="onnxruntime is not installed") as caught:
         session.register(object())
     assert "pip install" in caught.value.hint
+
+
+def test_without_the_library_a_session_runs_the_bodies_and_says_how_to_get_it(monkeypatch):
+    """As installed from the wheel for every machine, which has no library."""
+    fused, _ = fuse(onnx.parser.parse_model(NORM_IN_STEPS))
+    feeds = {"X": X, "w": np.array([0.5, 2.0], np.float32)}
+    wanted = session.session(fused).run(None, feeds)[0]
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_candidates", lambda: iter([Path("/nowhere/lib.so")]))
+    with pytest.warns(UserWarning, match="function bodies") as said:
+        opened = session.session(fused)
+    (sentence,) = (str(w.message) for w in said)
+    assert "pip install" in sentence
+    np.testing.assert_allclose(opened.run(None, feeds)[0], wanted, rtol=1e-5, atol=1e-6)
+    found = doctor.examine()
+    assert not found["ready"]
+    assert found["runs"]["fused models on CPUExecutionProvider"] == "function bodies"
+    assert any("pip install" in advice for advice in found["advice"])
+    with pytest.raises(MissingEnvironment, match="is not installed"):
+        session.session(fused, override_builtin=True)
+    with pytest.raises(MissingEnvironment, match="is not installed"):
+        session.register(ort.SessionOptions())

@@ -6,7 +6,7 @@
 
 namespace {
 
-ON_ANY_X86 bool usable() { return has_avx2_fma_f16c(); }
+ON_ANY_X86 bool usable() { return has_avx2_fma_f16c(this_x86()); }
 
 constexpr int kLanes = 8;
 using Vector = __m256;

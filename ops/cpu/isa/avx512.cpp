@@ -8,9 +8,11 @@ namespace {
 
 // The first processors that had AVX-512 slow down when they use it, and lack VBMI2.
 ON_ANY_X86 bool usable() {
-  return has_avx2_fma_f16c() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vbmi2");
+  constexpr unsigned kWider = 0xe0;  // masks and zmm
+  constexpr unsigned kVbmi2 = 1u << 6;
+  const X86 x86 = this_x86();
+  return has_avx2_fma_f16c(x86) && has(x86.saved, kWider) &&
+         has(x86.extended, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL) && has(x86.later, kVbmi2);
 }
 
 constexpr int kLanes = 16;

@@ -10,14 +10,35 @@
 
 namespace {
 
-ON_ANY_X86 inline bool has_avx2_fma_f16c() {
-  __builtin_cpu_init();
-  // These two also say that the operating system saves the wide registers. F16C has a name for this builtin in some
-  // compilers only, so its bit is read directly.
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return false;
+// Read from the processor itself: not every compiler's library knows the answers of __builtin_cpu_supports.
+struct X86 {
+  unsigned basic = 0;     // leaf 1, ecx
+  unsigned extended = 0;  // leaf 7, ebx
+  unsigned later = 0;     // leaf 7, ecx
+  unsigned saved = 0;     // registers that the operating system saves
+};
+
+ON_ANY_X86 inline X86 this_x86() {
+  X86 found;
   unsigned eax, ebx, ecx, edx;
-  __cpuid(1, eax, ebx, ecx, edx);
-  return ecx & bit_F16C;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return found;
+  found.basic = ecx;
+  if (ecx & bit_OSXSAVE) {
+    unsigned high;
+    __asm__("xgetbv" : "=a"(found.saved), "=d"(high) : "c"(0));
+  }
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+    found.extended = ebx;
+    found.later = ecx;
+  }
+  return found;
+}
+
+ON_ANY_X86 inline bool has(unsigned word, unsigned bits) { return (word & bits) == bits; }
+
+ON_ANY_X86 inline bool has_avx2_fma_f16c(const X86& x86) {
+  constexpr unsigned kWide = 0x6;  // xmm and ymm
+  return has(x86.saved, kWide) && has(x86.basic, bit_AVX | bit_FMA | bit_F16C) && has(x86.extended, bit_AVX2);
 }
 
 }  // namespace
