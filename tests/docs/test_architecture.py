@@ -56,8 +56,8 @@ converting: __init__ centring norms writers at stream writing moving products co
     decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
-    commit cut sound made load weights validity opset save
+model: __init__ copying leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions
+    splice commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
