@@ -51,13 +51,13 @@ FREE = {"cli", "__init__", "__main__"}
 FILES = """
 check: __init__ sites ulp machine result condition exact guess bench doctor original site_values comparison beginning
     site_check verify demo
-cli: signals streams commands options outcome printing tree writing app commands/* __init__
+cli: signals streams commands options outcome sources printing tree writing app each commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ copying leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions
-    splice commit cut sound made load weights validity opset save
+model: __init__ copying exchange leftovers graphs dead dims files skeleton text atomic calls equations external
+    many_dimensions splice commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading fused_forms magnitude our_nodes residual rounding step square keepdims
