@@ -27,6 +27,7 @@ class Runner:
         optimise: onnxruntime's own optimizer, on or off.
         keep: write the optimized model to this file.
         threads: threads within one operator; 0 leaves it to onnxruntime.
+        profile: onnxruntime writes what each operator took to a file whose name begins so.
 
     Raises:
         MissingEnvironment: onnxruntime, or the library that was asked for, is not there.
@@ -40,6 +41,7 @@ class Runner:
         optimise: bool = True,
         keep: Path | None = None,
         threads: int = 0,
+        profile: Path | None = None,
     ) -> None:
         ort = onnxruntime()
         options = ort.SessionOptions()
@@ -49,6 +51,9 @@ class Runner:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if keep is not None:
             options.optimized_model_filepath = str(keep)
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
         if library:
             register(options)
         source: Any
@@ -61,6 +66,10 @@ class Runner:
             source = proto.SerializeToString()
         self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         self._values = ort.OrtValue
+
+    def end_profile(self) -> str:
+        """Write the profile, and return its file."""
+        return str(self._session.end_profiling())
 
     def timed(self, feeds: Feeds) -> Callable[[], None]:
         """A call that runs the model on ``feeds`` and does little else: inputs and outputs are bound beforehand."""
