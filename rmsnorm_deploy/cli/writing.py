@@ -105,9 +105,7 @@ class Output:
             if self._verify:
                 from rmsnorm_deploy.check.verify import verify as compare
 
-                if progress is not None:
-                    progress("verifying", 0, 0)
-                self.compared = compare(self._model, staged, **self._asked)
+                self.compared = compare(self._model, staged, **self._asked, progress=progress)
                 self.compared.require()
                 if self._no_less_exact:
                     self.compared.require_no_less_exact()
