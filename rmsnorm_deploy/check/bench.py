@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.check.alone import one_norm
-from rmsnorm_deploy.check.machine import machine
+from rmsnorm_deploy.check.machine import give_back_memory, machine
+from rmsnorm_deploy.check.outside import inside, moved_out
 from rmsnorm_deploy.check.shares import Share, share_of, with_names
 from rmsnorm_deploy.check.timing import Ratio, Timing, in_turns, noise_of, one_at_a_time
 from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, first_line
 from rmsnorm_deploy.fusing.forms import Form
 from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
@@ -131,9 +135,34 @@ def bench(
         UsageError: the inputs do not fit the model, or the two models have different inputs or outputs.
         MissingEnvironment: onnxruntime is not installed or does not load the original.
     """
-    before = Runnable.of(model)
-    made, report = fuse(model)
-    after = Runnable.of(fused if fused is not None else made, before.home)
+    home = Runnable.of(model).home
+    with tempfile.TemporaryDirectory(prefix="rmsnorm-deploy.") as scratch:
+        model = _lean(model, None, Path(scratch), "original")
+        fused = None if fused is None else _lean(fused, home, Path(scratch), "fused")
+        before = Runnable.of(model)
+        made, report = fuse(model)
+        after = Runnable.of(made, before.home) if fused is None else Runnable.of(fused, home)
+        clock = _Clock(seconds, threads, library_problem(), progress, [])
+        if not report.fused and fused is None:
+            clock.notes.append("the model has no norm to fuse: both sides are the same")
+        _require_one_signature(before, after)
+        feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
+        own = _own_form(model, before, report.fused, clock.notes)
+        return clock.result(before, after, Runnable.of(made, before.home), own, report.fused, feeds)
+
+
+def _lean(model: Model, home: Path | None, scratch: Path, name: str) -> Model:
+    """``model``, or a file with its weights beside it where it has so many inside that no variant may copy them."""
+    runnable = Runnable.of(model, home)
+    if inside(runnable) <= TOGETHER:
+        return model
+    try:
+        return moved_out(runnable, scratch, name)
+    except OSError:  # no space: then it takes more memory
+        return model
+
+
+def _require_one_signature(before: Runnable, after: Runnable) -> None:
     for what in ("input", "output"):
         names = [{v.name for v in getattr(one.proto.graph, what)} for one in (before, after)]
         if names[0] != names[1]:
@@ -142,43 +171,9 @@ def bench(
                 f"the two models are not one and the same: only one of them has the {what} {odd}",
                 "Name the original and what was made from it.",
             )
-    library = library_problem()
-    feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
-    notes: list[str] = []
-    if not report.fused and fused is None:
-        notes.append("the model has no norm to fuse: both sides are the same")
-    shown = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
-    clock = _Clock(seconds, threads, library, progress, notes)
-    alternating = max(before.weights, after.weights) > TOGETHER
-    own = _own_form(model, before, report.fused, notes)
-    comparisons = [clock.compare("model", shown, before, after, feeds, own, alternating)]
-    for norm in report.fused:
-        alone = one_norm(before, Runnable.of(made, before.home), norm, feeds)
-        if alone is not None:
-            detail, chain, single, norm_feeds = alone
-            comparisons.append(clock.compare("one norm", detail, chain, single, norm_feeds))
-            break
-    else:
-        if report.fused:
-            notes.append("no norm of this model can be cut out and run alone")
-    shares = clock.shares(before, after, report.fused, feeds) if report.fused else ()
-    if library:
-        notes.append(f"without the library's kernels: {library}")
-    if alternating:
-        notes.append("the weights are large, so one variant at a time was in memory")
-    return BenchResult(
-        tuple(comparisons),
-        library,
-        machine(),
-        onnxruntime().__version__,
-        threads,
-        tuple(notes),
-        shares=shares,
-        alternating=alternating,
-    )
 
 
-def _own_form(model: Model, before: Runnable, norms: Sequence[Any], notes: list[str]) -> Runnable | None:
+def _own_form(model: Model, before: Runnable, norms: Sequence[FusedNorm], notes: list[str]) -> Runnable | None:
     """The model with its norms in the form of onnxruntime's own operator, where that expresses all of them."""
     if not norms:
         return None
@@ -210,6 +205,40 @@ class _Clock:
     progress: Told | None
     notes: list[str]
 
+    def result(
+        self,
+        before: Runnable,
+        after: Runnable,
+        made: Runnable,
+        own: Runnable | None,
+        norms: Sequence[FusedNorm],
+        feeds: Feeds,
+    ) -> BenchResult:
+        """Time the model, its first norm that can be cut out of ``made``, and the norms' share."""
+        shown = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
+        alternating = max(before.weights, after.weights) > TOGETHER
+        comparisons = [self.compare("model", shown, before, after, feeds, own, alternating)]
+        alone = next(filter(None, (one_norm(before, made, norm, feeds) for norm in norms)), None)
+        if alone is not None:
+            comparisons.append(self.compare("one norm", *alone))
+        elif norms:
+            self.notes.append("no norm of this model can be cut out and run alone")
+        shares = self.shares(before, after, norms, feeds) if norms else ()
+        if self.library:
+            self.notes.append(f"without the library's kernels: {self.library}")
+        if alternating:
+            self.notes.append("the weights are large, so one variant at a time was in memory")
+        return BenchResult(
+            tuple(comparisons),
+            self.library,
+            machine(),
+            onnxruntime().__version__,
+            self.threads,
+            tuple(self.notes),
+            shares=shares,
+            alternating=alternating,
+        )
+
     def compare(
         self,
         what: str,
@@ -240,6 +269,8 @@ class _Clock:
                 if not alternating:
                     runs.append(run)
             del run
+            if alternating:
+                give_back_memory()
         told = (
             None if self.progress is None else self._told("timing the model" if what == "model" else f"timing {what}")
         )
@@ -267,7 +298,7 @@ class _Clock:
             differs=ratio.is_beyond(noise),
         )
 
-    def shares(self, before: Runnable, after: Runnable, norms: Sequence[Any], feeds: Feeds) -> tuple[Share, ...]:
+    def shares(self, before: Runnable, after: Runnable, norms: Sequence[FusedNorm], feeds: Feeds) -> tuple[Share, ...]:
         """What share of the time the norms take, before and after."""
         found = []
         name = WITHOUT if self.library else WITH

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rmsnorm_deploy.check.machine import give_back_memory
+
 _WARM_UP = 3
 _FEWEST = 8
 _MOST = 20_000
@@ -137,6 +139,7 @@ def one_at_a_time(
                 count = min(max(int(seconds * 1e6 / first / len(opened) / rounds), _FEWEST // rounds + 1), _MOST)
             times[i] += [_timed(run) for _ in range(count)]
             del run  # before the next one is opened
+            give_back_memory()
             if told is not None:
                 told((turn * len(opened) + done + 1) / rounds / len(opened))
     return times

@@ -11,6 +11,7 @@ from typing import Any
 
 from rmsnorm_deploy.cli.outcome import outcome
 from rmsnorm_deploy.cli.printing import Told, add_row, print_json, progress_bar, say, settle, show, table_of
+from rmsnorm_deploy.cli.signals import has_arrived
 from rmsnorm_deploy.cli.sources import Job, Jobs
 from rmsnorm_deploy.cli.writing import Output
 from rmsnorm_deploy.errors import RmsNormDeployError, UsageError, first_line
@@ -112,11 +113,13 @@ def _row(job: Job, make: Maker, as_json: bool, prefix: str) -> _Row:
             say(f"warning: {job.name}: {warning}")
         made.place.talk()
         return _Row(job.name, made.report, made.place)
-    except RmsNormDeployError as error:
-        return _failed(job, error, as_json)
     except OSError:  # stdout, or the disk behind it
         raise
     except Exception as error:
+        if has_arrived():
+            raise
+        if isinstance(error, RmsNormDeployError):
+            return _failed(job, error, as_json)
         what = f"unexpected {type(error).__name__}: {first_line(error)}"
         hint = "Run it alone with --debug for the traceback, and please report it."
         return _failed(job, _Unexpected(what, hint), as_json)
@@ -128,7 +131,8 @@ def _failed(job: Job, error: RmsNormDeployError, as_json: bool) -> _Row:
         print_json({"schema_version": SCHEMA_VERSION, "model": job.name, "error": told}, line=True)
         sys.stdout.flush()
     say(f"error: {job.name}: {' '.join(error.message.split())}")
-    say(f"hint: {' '.join(error.hint.split())}")
+    if error.hint:
+        say(f"hint: {' '.join(error.hint.split())}")
     return _Row(job.name, error=error)
 
 

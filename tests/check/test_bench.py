@@ -151,12 +151,15 @@ def test_one_variant_at_a_time_is_in_memory_where_weights_are_large():
 
 def test_large_weights_are_timed_one_variant_at_a_time(monkeypatch):
     monkeypatch.setattr(sys.modules["rmsnorm_deploy.check.bench"], "TOGETHER", 1000)
-    told = []
+    module, told, moved = sys.modules["rmsnorm_deploy.check.bench"], [], []
+    real = module.moved_out
+    monkeypatch.setattr(module, "moved_out", lambda *a: moved.append(a[2]) or real(*a))
     result = bench(SAMPLES[0], seconds=0.01, progress=lambda *step: told.append(step))
     assert result.alternating
     assert any("one variant at a time" in n for n in result.notes)
     model = result.comparisons[0]
     assert model.before.runs == model.after.runs == model.others[0].runs
+    assert moved == ["original"]  # its weights are inside, and every variant uses one copy of them
     assert ("timing the model", 100, 100) in told
     assert ("timing one norm", 100, 100) in told
 
@@ -224,3 +227,14 @@ def test_the_verdict_is_in_words(capsys):
     comparison = bench(SAMPLES[0], seconds=0.01).comparisons[0]
     assert "no difference beyond noise" in dataclasses.replace(comparison, differs=False).verdict()
     assert f"{comparison.ratio:.2f}x" in dataclasses.replace(comparison, differs=True).verdict()
+
+
+def test_large_weights_stay_inside_where_there_is_no_space(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    module = sys.modules["rmsnorm_deploy.check.bench"]
+    monkeypatch.setattr(module, "TOGETHER", 1000)
+    monkeypatch.setattr(module, "moved_out", full)
+    fused, _ = rmsnorm_deploy.fuse(SAMPLES[0])
+    assert bench(SAMPLES[0], fused, seconds=0.01).alternating

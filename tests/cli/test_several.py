@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,23 @@ def test_an_unexpected_error_of_one_stops_nothing(run, folder, tmp_path, monkeyp
     assert status == 70
     assert "unexpected ZeroDivisionError: who knows" in err
     assert listing(tmp_path / "out") == ["b/m.onnx", "m.onnx"]
+
+
+def test_control_c_ends_all_even_where_foreign_code_makes_another_error_of_it(run, folder, tmp_path, monkeypatch):
+    seen = []
+
+    def odd(path, **kwargs):
+        seen.append(path)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("some foreign error") from error
+
+    monkeypatch.setattr(sys.modules["rmsnorm_deploy.fusing.fuse"], "fuse", odd)
+    status, _, err = run("fuse", folder, "-o", tmp_path / "out")
+    assert (status, len(seen)) == (130, 1)
+    assert err == "error: interrupted\n"
+    assert not (tmp_path / "out").exists()
 
 
 # -- stdin and stdout -------------------------------------------------------------------------------------------------

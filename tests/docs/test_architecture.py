@@ -49,8 +49,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ alone sites ulp machine shares timing result condition exact guess bench doctor original site_values
-    comparison beginning site_check verify demo
+check: __init__ alone sites ulp machine outside shares result condition exact guess timing doctor original site_values
+    bench comparison beginning site_check verify demo
 cli: signals streams commands options outcome sources printing tree writing app each commands/* __init__
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
