@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,12 @@ def compile(
         *(tensor if laid is None else _InPanels(laid, tensor) for laid, tensor in constants.arguments_of(module)),
         *weights.of(module),
     ]
-    with staging(folder) as stage:
+    # LLVM and the linker need neither the interpreter nor the disk while weights are laid out and written
+    with staging(folder) as stage, ThreadPoolExecutor(1) as beside:
         made = stage.folder / "made"
         made.mkdir()
         steps.begin(_LINK)
+        saved = beside.submit(weights.save, values, made / WEIGHTS)
         if cuda_sources:
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
@@ -181,7 +184,7 @@ def compile(
         steps.begin(_WRITE)
         description["blas"] = None if called is None else carried.save(called, made)
         description["library"] = describing.part(made / LIBRARY)
-        description["weights"] = weights.save(values, made / WEIGHTS)
+        description["weights"] = saved.result()
         files = (cubin.KERNELS, cubin.FUNCTIONS) if cuda_sources else ()
         description["kernel_files"] = {name: describing.part(made / name) for name in files}
         describing.write(made, description)

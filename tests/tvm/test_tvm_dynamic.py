@@ -42,7 +42,9 @@ class Compiled:
     def __init__(self, proto):
         self.module = import_onnx(proto)
         target = resolve("llvm")
-        built = relax.build(pipeline.run(self.module, target), target=target, relax_pipeline=None)
+        lowered = pipeline.run(self.module, target)
+        self.kernels = [variable.name_hint for variable in lowered.get_global_vars()]
+        built = relax.build(lowered, target=target, relax_pipeline=None)
         self.main = relax.VirtualMachine(built, tvm.cpu())["main"]
 
     def __call__(self, feeds):
@@ -317,7 +319,9 @@ def test_attention(name, flat):
             result |= {p: random(b, groups, past, size) for p in ("pk", "pv")}
         return result
 
-    agrees(proto, feeds(2, 5), feeds(1, 2), tolerance=1e-5)
+    compiled = agrees(proto, feeds(2, 5), feeds(1, 2), tolerance=1e-5)
+    # such a kernel divides by sizes that TVM cannot compare: LLVM's code of it takes minutes
+    assert flat or not past or not [kernel for kernel in compiled.kernels if "reshape" in kernel]
 
 
 def test_sixteen_bits_are_for_storing():

@@ -40,12 +40,19 @@ def devices(*types):
     return ["opencl"] * (F16 not in types) + ["webgpu"] * (F64 not in types and BF16 not in types)
 
 
+# Each length with each type on each device, and with and without a residual by turns: it is one more term of each load,
+# and test_every_schedule_that_tuning_tries has one too. Neighbours in a row of SIZES, and devices of a type, differ.
 @pytest.mark.parametrize(
-    ("kernels", "x_type"), [(kind, t) for t in (F32, F16, BF16) for kind in devices(t)], indirect=["kernels"]
+    ("kernels", "x_type", "size", "adds"),
+    [
+        (kind, t, size, (i + j + k) % 2 == 1)
+        for j, t in enumerate((F32, F16, BF16))
+        for k, kind in enumerate(devices(t))
+        for i, size in enumerate(SIZES)
+    ],
+    indirect=["kernels"],
 )
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("size", SIZES)
-def test_row_lengths(kernels, x_type, adds, size):
+def test_row_lengths(kernels, x_type, size, adds):
     rng = np.random.default_rng(11)
     for rows in (1, 3, 257) if size < 1000 else (1, 3):
         call = Call(values(rng, (rows, size), x_type), values(rng, (size,), x_type), x_type, x_type, x_type)

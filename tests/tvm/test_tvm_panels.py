@@ -109,6 +109,27 @@ def test_a_weight_is_in_the_folder_once(tmp_path, kind):
     assert error(runs({"x": x})["y"], 2 * (x.astype(np.float64) @ w.astype(np.float64))) < 2 * KINDS[kind][2]
 
 
+TIED = {
+    "product": [("Gather", ("w", "x"), "e", {}), *TRANSPOSED[:1], ("MatMul", ("e", "t"), "y", {})],
+    "general product": [("Gather", ("w", "x"), "e", {}), ("Gemm", ("e", "w"), "y", {"transB": 1})],
+}
+
+
+@pytest.mark.parametrize(("form", "kind"), [(f, k) for k in ("float16", "bfloat16") for f in TIED])
+def test_rows_are_taken_from_panels(tmp_path, capfd, form, kind):
+    """Tied embeddings of 16 bits: one copy, of which nothing is widened but the pieces that are multiplied."""
+    w = random(130, 96, kind=kind, seed=1)
+    model = model_of(TIED[form], {"w": w}, ("n",), kind)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    runs = compiled(model, tmp_path)
+    assert by_panels(tmp_path)
+    assert (tmp_path / "c" / "model.params").stat().st_size < 1.6 * w.nbytes  # 130 columns lie in 3 panels
+    for x in ([5], [0, 64, 129, -1, -130, 63], list(range(130))):
+        got, wide = runs({"x": np.array(x)})["y"], w.astype(np.float64)
+        assert error(got, wide[x] @ wide.T) < KINDS[kind][2]
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_that_something_else_reads_stays_as_it_is(tmp_path, kind):
     w = random(512, 64, kind=kind, seed=1)

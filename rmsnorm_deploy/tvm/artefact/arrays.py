@@ -51,6 +51,16 @@ def tensor_on_cpu(array: Array) -> Any:
     return tensor._create_view(array.shape, array.dtype.name)
 
 
+_PLAIN = 0x501
+"""NumPy's flags of arrays whose rows follow each other, whose elements lie in their natural places, and that may be
+written: others TVM does not take for itself."""
+
+
+def is_plain(array: Array) -> bool:
+    """Whether TVM takes an array as it is, unless it is empty or its type is not one of NumPy's own."""
+    return array.flags.num & _PLAIN == _PLAIN
+
+
 def exported(value: Any) -> Any:
     """What has ``__dlpack__``, such as a tensor of PyTorch or CuPy, as a TVM tensor on its own device, in place.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,16 +26,47 @@ class Feeds:
     def __init__(self, inputs: Sequence[Mapping[str, Any]], not_empty: Collection[str], device: Any) -> None:
         self._inputs = [_Input(i, not_empty) for i in inputs]
         self._names = frozenset(i.name for i in self._inputs)
+        # itemgetter of one name gives no tuple
+        self._all = operator.itemgetter(*(i.name for i in self._inputs)) if len(self._inputs) > 1 else None
+        self._plain = [i.dtype if i.dtype.kind != "V" else None for i in self._inputs]
+        self._fitted: list[tuple[int, ...]] | None = None
         self._device = device
         self._kind = device.dlpack_device_type()
         self._on_cpu = self._kind == tvm.cpu().dlpack_device_type()
 
-    def tensors(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def tensors(self, feeds: Mapping[str, Any]) -> Sequence[Any]:
         """A tensor on the model's device for each input, in order; on that device already, it is taken in place.
+
+        On a CPU it may be one of NumPy's, of the right type and as a kernel reads it.
 
         Raises:
             UsageError: an input is missing, unknown, or of another type or shape.
         """
+        values = self._as_they_are(feeds)
+        if values is not None:
+            shapes = [v.shape for v in values]
+            if shapes == self._fitted:
+                return values  # TVM makes tensors of them, in place, in a third of the time that it takes from here
+        tensors = self._checked(feeds)
+        if values is not None and not any(0 in shape for shape in shapes):
+            self._fitted = shapes  # the next call, with the same shapes most likely, need not ask again
+        return tensors
+
+    def _as_they_are(self, feeds: Mapping[str, Any]) -> tuple[arrays.Array, ...] | None:
+        """The arrays, where each is one of NumPy's, of its input's type, that TVM can read where it is; else None."""
+        if self._all is None or not self._on_cpu or len(feeds) != len(self._inputs):
+            return None
+        try:
+            values: tuple[arrays.Array, ...] = self._all(feeds)
+        except KeyError:
+            return None
+        for value, dtype in zip(values, self._plain, strict=True):
+            # another object may be the same type: that takes the longer way
+            if type(value) is not np.ndarray or value.dtype is not dtype or not arrays.is_plain(value):
+                return None
+        return values
+
+    def _checked(self, feeds: Mapping[str, Any]) -> list[Any]:
         if not self._names.issuperset(feeds):
             unknown = min((name for name in feeds if name not in self._names), key=str)
             known = f"It has: {', '.join(i.name for i in self._inputs)}." if self._inputs else "It has none."

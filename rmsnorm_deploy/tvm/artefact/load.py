@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 
 from rmsnorm_deploy.errors import MissingEnvironment, ModelError, last_line
@@ -34,6 +35,8 @@ class CompiledModel:
         self._weights = weights
         self._feeds = Feeds(description["inputs"], frozenset(description["not_empty"]), device)
         self._outputs = [(o["name"], numpy_dtype(o["type"])) for o in description["outputs"]]
+        self._names = [name for name, _ in self._outputs]
+        self._plain = device == tvm.cpu() and all(dtype.kind != "V" for _, dtype in self._outputs)
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model.
@@ -52,6 +55,8 @@ class CompiledModel:
             UsageError: an input is missing, unknown, or of another type or shape.
         """
         results = self.run_tensors(*self._feeds.tensors(feeds))
+        if self._plain:  # nothing to ask each of many
+            return dict(zip(self._names, map(np.from_dlpack, results), strict=True))
         return {n: numpy_of(r, dtype) for (n, dtype), r in zip(self._outputs, results, strict=True)}
 
     def tensors(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +84,8 @@ class CompiledModel:
             A new ``tvm.runtime.Tensor`` for each output, in their order.
         """
         results = self._main(*inputs, *self._weights)
-        return [results] if len(self._outputs) == 1 else list(results)
+        # a slice is a list, in a third of the time that list() takes
+        return [results] if len(self._outputs) == 1 else results[:]
 
 
 ALWAYS_VERIFIED = 256 << 20

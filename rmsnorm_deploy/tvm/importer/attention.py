@@ -66,7 +66,11 @@ def attention(o: Operator) -> Any:
         some = emit(op.max(emit(op.where(never, zero, one)), -1, keepdims=True))
         probabilities = emit(op.where(emit(op.equal(some, one)), probabilities, zero))
     exposed[3] = probabilities
-    grouped = emit(op.reshape(probabilities, shape_expr([batch, groups, rows, keys])))
+    # By the sizes that it has, which a mask of unknown sizes makes the larger of two: where TVM cannot prove that a
+    # reshape keeps the number of values, it makes a kernel whose index takes minutes to compile.
+    own = o.sizes_of(probabilities)
+    split = [own[0], groups, o.dims.product([heads // groups, own[2]]), own[3]]
+    grouped = o.with_sizes(emit(op.reshape(probabilities, shape_expr(split))), [batch, groups, rows, keys])
     v32 = o.with_sizes(as_dtype(o.bb, v, inner), [batch, groups, keys, value_size])
     y = emit(op.reshape(emit(op.matmul(grouped, v32)), shape_expr([batch, heads, queries, value_size])))
     if flat:

@@ -18,6 +18,7 @@ from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.op.versions import version_of
 from rmsnorm_deploy.tvm.importer import fitting, gathering, matrices, norms, quantised, shaping, slicing, table
 from rmsnorm_deploy.tvm.importer.attention import attention
+from rmsnorm_deploy.tvm.importer.grouped_query import grouped_query_attention
 from rmsnorm_deploy.tvm.importer.large import NODE
 from rmsnorm_deploy.tvm.importer.layer_norm import instance_normalization, layer_normalization
 from rmsnorm_deploy.tvm.importer.operator import Operator
@@ -182,6 +183,7 @@ _SPECIAL = {
     "LayerNormalization": layer_normalization,
     "InstanceNormalization": instance_normalization,
     PREFIX + "Attention": attention,
+    PREFIX + "GroupQueryAttention": grouped_query_attention,
     PREFIX + "RotaryEmbedding": rotary_embedding,
     PREFIX + "ContribRotaryEmbedding": contrib_rotary_embedding,
 }

@@ -23,7 +23,7 @@ def _gather(o: Operator) -> Any:
     if own is None or o.input(1).ty.ndim < 0:
         return None
     axis = o.attr.get("axis", 0) % len(own)
-    return relax.op.take(o.input(0), _from_start(o, own[axis]), axis)
+    return relax.op.take(o.input(0), _from_start(o, own[axis]), axis, mode="clip")
 
 
 def _gather_nd(o: Operator) -> Any:

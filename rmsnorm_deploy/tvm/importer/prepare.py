@@ -44,6 +44,7 @@ OWN = {
     (CONTRIB, "RotaryEmbedding"): "ContribRotaryEmbedding",
     **{(CONTRIB, name): name for name in ("FusedMatMul", "TransposeMatMul")},
     (CONTRIB, "MatMulNBits"): "MatMulNBits",
+    (CONTRIB, "GroupQueryAttention"): "GroupQueryAttention",
     **{(domain, "QLinearMatMul"): "QLinearMatMul" for domain in AI_ONNX},
 }
 """Domain and name of every other operator that TVM lacks and that is converted here."""

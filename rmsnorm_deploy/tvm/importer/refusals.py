@@ -127,7 +127,7 @@ def _types(proto: ModelProto) -> dict[str, TypeProto]:
         elif kind == "Attention":
             node.op_type, node.domain = kind, ""
             nodes.append(node)
-        else:  # norms and rotations: each output has the first input's type
+        elif kind != "GroupQueryAttention":  # norms and rotations: each output has the first input's type
             nodes += [helper.make_node("Identity", node.input[:1], [o]) for o in node.output if o]
     del bare.graph.node[:]
     bare.graph.node.extend(n for n in nodes if n.op_type != PREFIX + "Tensor")

@@ -64,7 +64,7 @@ def _rotated(o: Operator, x: Any, cos: Any, sin: Any, positions: Any) -> Any:
     width = width or size
     half = width // 2
     if positions is not None:
-        cos, sin = (emit(op.take(table, positions, 0)) for table in (cos, sin))
+        cos, sin = (emit(op.take(table, positions, 0, mode="clip")) for table in (cos, sin))
     # nothing is rounded to 16 bits on the way
     x, cos, sin = (as_dtype(o.bb, v, wide(dtype)) for v in (x, cos, sin))
     axis = 2 if flat else 1

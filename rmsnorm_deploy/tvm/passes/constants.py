@@ -125,6 +125,43 @@ class Constants:
                 return False
         return bool(readers)
 
+    def tied(self, constant: Any) -> bool:
+        """Whether 16-bit rows are taken from ``constant``, and its transpose is multiplied: an embedding and the head.
+
+        Plain, all of it would become float32 in each call. Rows can be taken from panels, too.
+        """
+        value = constant.value
+        if str(value.dtype) not in FLOATS[1:] or len(value.shape) != 2 or int(value.shape[0]) < LEAST:
+            return False
+        found = self._uses(constant, transposed=False)
+        return None not in found and {"taken", "multiplied"} <= found
+
+    def _uses(self, value: Any, *, transposed: bool) -> set[str | None]:
+        """How ``value`` is used, as ``tied`` wants to know it; None for any other way."""
+        found: set[str | None] = set()
+        for binding in self._readers[_key(value) if isinstance(value, tvm.ir.GenericConst) else value]:
+            call: Any = None if binding is None else binding.value
+            if isinstance(call, relax.Var | tvm.ir.GenericConst):
+                found |= self._uses(binding.var, transposed=transposed)
+            elif is_call(call, "permute_dims") and _swaps(call):
+                found |= self._uses(binding.var, transposed=not transposed)
+            elif is_call(call, "take") and not transposed and call.attrs.axis == 0 and not _same(call.args[1], value):
+                found.add("taken")
+            elif is_call(call, "matmul") and transposed and not _same(call.args[0], value):
+                found.add("multiplied")
+            else:
+                found.add(None)
+        return found
+
+    def rows(self, value: Any) -> Any:
+        """The argument for a constant that is tied, as it lies in panels; None where ``value`` is none."""
+        constant = constant_of(value, self.bindings)
+        if constant is None or not self.tied(constant):
+            return None
+        columns, terms = map(int, constant.value.shape)
+        weight = Weight(str(constant.value.dtype), terms, columns)
+        return self.argument(Laid(False, 0, True, weight.shape, weight.dtype), constant.value)
+
     def weight(self, value: Any) -> tuple[Weight, list[Any]] | None:
         """The right factor of a product as a weight, with its arguments; None where it is not a constant."""
         view = view_of(value, self.bindings)
@@ -186,9 +223,9 @@ class Constants:
 
     def _plain(self, view: View, terms: int, columns: int) -> tuple[Weight, list[Any]] | None:
         constant = constant_of(view.value, self.bindings)
-        if constant is None or not self._multiplied_only(constant):
+        if constant is None or not (self.tied(constant) or self._multiplied_only(constant)):
             return None
-        if isinstance(view.value, relax.Var) and not self._multiplied_only(view.value):
+        if isinstance(view.value, relax.Var) and not (self.tied(constant) or self._multiplied_only(view.value)):
             return None
         dtype = str(constant.value.dtype)
         if dtype not in FLOATS:
@@ -223,6 +260,12 @@ def constant_of(value: Any, bindings: Bindings) -> Any:
     while isinstance(value, relax.Var) and value in bindings:
         value = bindings[value]
     return value if isinstance(value, tvm.ir.GenericConst) and isinstance(value.value, tvm.runtime.Tensor) else None
+
+
+def _swaps(call: Any) -> bool:
+    """Whether a transposition is one of a matrix that changes something."""
+    axes = call.attrs.axes
+    return bool(call.args[0].ty.ndim == 2 and (axes is None or [int(a) % 2 for a in axes] == [1, 0]))
 
 
 def _key(constant: Any) -> Any:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from rmsnorm_deploy.tvm.passes.constants import ATTRIBUTE, FLOATS, Constants, with_arguments
 from rmsnorm_deploy.tvm.passes.views import Bindings, Names, View, bindings_of, is_call, same, sizes_of, view_of
 from rmsnorm_deploy.tvm.schedules.products import cblas, panels
 from rmsnorm_deploy.tvm.schedules.products.panels import PanelProduct
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product
+from rmsnorm_deploy.tvm.schedules.products.weight import PANEL
 
 
 def lower_products(prefix: str, *, small: bool) -> Callable[[Any], Any]:
@@ -61,6 +62,12 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         return module.with_attr(ATTRIBUTE, saved) if saved else module
 
     def visit_call_(self, call: Any) -> Any:
+        if is_call(call, "take") and self.constants is not None and call.attrs.axis == 0:
+            rows = self.constants.rows(call.args[0])
+            if rows is not None:
+                return self.builder_.call_te(
+                    _taken, rows, self.visit_expr(call.args[1]), int(call.args[0].ty.shape.values[0])
+                )
         if not is_call(call, "matmul"):
             return super().visit_call_(call)
         lowered = self.by_panels(call)
@@ -107,6 +114,17 @@ class _Lowering(relax.PyExprMutator):  # type: ignore[misc]
         if str(value.ty.dtype.dtype) == dtype:
             return value
         return self.builder_.emit(relax.op.astype(value, dtype))
+
+
+def _taken(panels: Any, indices: Any, count: int) -> Any:
+    """Rows of a matrix whose transpose lies in panels; an index beyond an end is that end."""
+
+    def value(*at: Any) -> Any:
+        row = indices(*at[:-1]).astype("int64")
+        row = tirx.max(tirx.min(row, tirx.const(count - 1, "int64")), tirx.const(0, "int64"))
+        return panels(row // PANEL, at[-1], row % PANEL)
+
+    return te.compute((*indices.shape, panels.shape[1]), value, name="taken")
 
 
 def _operators(function: Any) -> set[str]:

@@ -14,6 +14,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from rmsnorm_deploy.tvm.schedules.rest.names import in_scratch
+
 PARALLEL_FROM = 65536
 """Values of a result from which threads are woken."""
 ROW = 4096
@@ -32,20 +34,17 @@ def scheduled(function: Any) -> Any | None:
         return None
     results = set(function.params)
     kept = []
-    for block in blocks:
-        if schedule.get(block).writes[0].source in results or _small_and_dear(schedule, block, function):
+    chooses = [_joins(schedule.get(b)) for b in blocks]
+    for i, block in enumerate(blocks):
+        result = schedule.get(block).writes[0].source in results
+        if result or (_dear(schedule, block) and (any(chooses[i + 1 :]) or _smaller(schedule, block, function))):
             kept.append(block)
         else:
             schedule.compute_inline(block)
     sizes = [_of_result(schedule, b) for b in kept]
     for block in kept:
         _order(schedule, block)
-    return _named_once(_serial_where_small(schedule.mod["main"], sizes)).with_attr("tirx.is_scheduled", True)
-
-
-def _named_once(function: Any) -> Any:
-    """``function`` with a variable of its own for each binding: values computed twice have the same."""
-    return s_tir.transform.ConvertSSA()(tvm.IRModule({"main": function}))["main"]
+    return in_scratch(_serial_where_small(schedule.mod["main"], sizes)).with_attr("tirx.is_scheduled", True)
 
 
 def _blocks(schedule: Any) -> list[Any]:
@@ -106,14 +105,19 @@ def _order(schedule: Any, block: Any) -> None:
             schedule.parallel(outer)
 
 
-def _small_and_dear(schedule: Any, block: Any, function: Any) -> bool:
-    """Whether a value takes a polynomial and is wanted many times: a gate for each of many rows."""
+def _dear(schedule: Any, block: Any) -> bool:
+    """Whether a value takes a polynomial, whose names can stand neither in a choice nor be computed many times."""
+    return _has(schedule.get(block).body, tirx.Let)
+
+
+def _smaller(schedule: Any, block: Any, function: Any) -> bool:
+    """Whether a value is wanted many times: a gate for each of many rows."""
     shape = schedule.get(block).writes[0].source.ty.shape
     many = all(isinstance(p.ty, tirx.BufferType) and len(p.ty.shape) == len(shape) for p in function.params[-1:])
     same = many and all(
         tvm_ffi.structural_equal(a, b) for a, b in zip(shape, function.params[-1].ty.shape, strict=True)
     )
-    return not same and _has(schedule.get(block).body, tirx.Let)
+    return not same
 
 
 def _joins(block: Any) -> bool:
