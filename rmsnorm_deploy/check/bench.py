@@ -1,58 +1,40 @@
-"""How long a model and one of its norms take, before and after fusing."""
+"""How long a model and one of its norms take: as exported, fused, without the library, in onnxruntime's own form."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
-import time
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from onnx import ModelProto, helper
-
-from rmsnorm_deploy.check.machine import machine
-from rmsnorm_deploy.check.node_times import node_times
-from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
+from rmsnorm_deploy.check.alone import one_norm
+from rmsnorm_deploy.check.machine import give_back_memory, machine
+from rmsnorm_deploy.check.outside import inside, moved_out
+from rmsnorm_deploy.check.shares import Profile, Share, profile_of, with_names
+from rmsnorm_deploy.check.timing import Ratio, Timing, in_turns, noise_of, one_at_a_time
+from rmsnorm_deploy.errors import MissingEnvironment, RmsNormDeployError, UsageError, first_line
+from rmsnorm_deploy.fusing.forms import Form
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.report import FusedNorm
-from rmsnorm_deploy.model.cut import cut, value_types, with_outputs
+from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.run.inputs import Array, Feeds, fit_inputs, is_float, make_inputs
+from rmsnorm_deploy.run.inputs import Array, Feeds, fit_inputs, make_inputs
 from rmsnorm_deploy.run.ort import onnxruntime
 from rmsnorm_deploy.run.registering import library_problem
 from rmsnorm_deploy.run.runnable import Model, Runnable
 from rmsnorm_deploy.run.runner import Runner
 
 SCHEMA_VERSION = 1
-NORM_ELEMENTS = 2**18
-"""Elements of the norm that is timed alone (128 tokens of a 2,048 wide model): enough to measure more than the call."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Times of one variant, in microseconds.
-
-    Attributes:
-        variant: what ran.
-        median: the middle of all runs.
-        p10: a tenth of the runs were faster.
-        p90: a tenth of the runs were slower.
-        runs: how many.
-    """
-
-    variant: str
-    median: float
-    p10: float
-    p90: float
-    runs: int
+TOGETHER = 2**28
+"""Bytes of weights up to which all variants are in memory at once, and take turns run by run."""
+ORIGINAL, WITH, WITHOUT, ORT_FORM = "original", "fused, library's kernels", "fused, function bodies", "fused, form ort"
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The same work before and after fusing, in one process, in turns.
+    """The same work in several variants, in one process, in turns.
 
     Attributes:
         what: "model" or "one norm".
@@ -60,9 +42,14 @@ class Comparison:
         before: the original.
         after: the fused model, in the library's kernels where the library is there.
         baseline: what ``before`` is.
-        ratio: how many times as fast the fused one is: median of before / after, turn by turn.
+        ratio: how many times as fast ``after`` is: median of before / after, turn by turn.
         ratio_p10: a tenth of the turns gave less.
         ratio_p90: a tenth of the turns gave more.
+        others: the fused model without the library, and in the form of onnxruntime's own operator, where they run.
+        other_ratios: how many times as fast ``after`` is as each of them.
+        low, high: the median of more turns is between them with a probability of 95 %.
+        noise: what the ratio of the original with itself, measured in the same turns, differs from 1; at least 0.01.
+        differs: whether ``ratio`` differs from 1 by more than that.
         place: the output of the norm that was timed alone; empty for the model.
     """
 
@@ -74,7 +61,19 @@ class Comparison:
     ratio: float
     ratio_p10: float
     ratio_p90: float
+    others: tuple[Timing, ...] = ()
+    other_ratios: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    noise: float = 0.0
+    differs: bool = True
     place: str = ""
+
+    def verdict(self) -> str:
+        """In words, how many times as fast the fused one is."""
+        if not self.differs:
+            return f"no difference beyond noise ({self.low:.2f}x to {self.high:.2f}x; noise {self.noise:.1%})"
+        return f"{self.ratio:.2f}x ({self.low:.2f}x to {self.high:.2f}x; noise {self.noise:.1%})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,9 @@ class BenchResult:
         onnxruntime: its version.
         threads: threads within an operator; 0 is onnxruntime's choice.
         notes: what a reader should know.
-        kernels: microseconds of every fused norm within the fused model, by its output, where they were asked for.
+        shares: how much of the time of the operators goes into norms, before and after.
+        alternating: one variant was in memory at a time, as the weights are large.
+        kernels: microseconds of every fused norm within the fused model, by its output, in the library's kernels.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -97,6 +98,8 @@ class BenchResult:
     onnxruntime: str
     threads: int
     notes: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
+    alternating: bool = False
     kernels: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,11 +116,13 @@ def bench(
     seed: int = 0,
     seconds: float = 2.0,
     threads: int = 0,
-    profile: bool = False,
+    progress: Told | None = None,
 ) -> BenchResult:
     """Time ``model`` against ``fused``, and one of its norms alone, in onnxruntime on the CPU.
 
-    Both have onnxruntime's own optimizer at its default, which is everything it can do.
+    The fused model runs with the library and without it, and a third one has the norms in the form of onnxruntime's own
+    operator. All have onnxruntime's own optimizer at its default, which is everything it can do. They take turns; from
+    :data:`TOGETHER` bytes of weights on, one at a time is in memory.
 
     Args:
         model: the original: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -127,16 +132,41 @@ def bench(
         seed: of the generator.
         seconds: time for each comparison.
         threads: threads within an operator; 0 is onnxruntime's choice.
-        profile: also say what every norm takes within the fused model, in the library's kernels.
+        progress: called with what is being timed, and how much of 100 is done.
 
     Raises:
         ModelError: a file cannot be read.
         UsageError: the inputs do not fit the model, or the two models have different inputs or outputs.
         MissingEnvironment: onnxruntime is not installed or does not load the original.
     """
-    before = Runnable.of(model)
-    made, report = fuse(model)
-    after = Runnable.of(fused if fused is not None else made, before.home)
+    home = Runnable.of(model).home
+    with tempfile.TemporaryDirectory(prefix="rmsnorm-deploy.") as scratch:
+        model = _lean(model, None, Path(scratch), "original")
+        fused = None if fused is None else _lean(fused, home, Path(scratch), "fused")
+        before = Runnable.of(model)
+        made, report = fuse(model)
+        after = Runnable.of(made, before.home) if fused is None else Runnable.of(fused, home)
+        clock = _Clock(seconds, threads, library_problem(), progress, [])
+        if not report.fused and fused is None:
+            clock.notes.append("the model has no norm to fuse: both sides are the same")
+        _require_one_signature(before, after)
+        feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
+        own = _own_form(model, before, report.fused, clock.notes)
+        return clock.result(before, after, Runnable.of(made, before.home), own, report.fused, feeds)
+
+
+def _lean(model: Model, home: Path | None, scratch: Path, name: str) -> Model:
+    """``model``, or a file with its weights beside it where it has so many inside that no variant may copy them."""
+    runnable = Runnable.of(model, home)
+    if inside(runnable) <= TOGETHER:
+        return model
+    try:
+        return moved_out(runnable, scratch, name)
+    except OSError:  # no space: then it takes more memory
+        return model
+
+
+def _require_one_signature(before: Runnable, after: Runnable) -> None:
     for what in ("input", "output"):
         names = [{v.name for v in getattr(one.proto.graph, what)} for one in (before, after)]
         if names[0] != names[1]:
@@ -145,159 +175,187 @@ def bench(
                 f"the two models are not one and the same: only one of them has the {what} {odd}",
                 "Name the original and what was made from it.",
             )
-    library = library_problem()
-    feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
-    notes: list[str] = []
-    if not report.fused and fused is None:
-        notes.append("the model has no norm to fuse: both sides are the same")
-    shown = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
-    comparisons = [_compare("model", shown, before, after, feeds, seconds, threads, not library)]
-    for norm in report.fused:
-        alone = _one_norm(before, Runnable.of(made, before.home), norm, feeds)
-        if alone is not None:
-            detail, chain, single, norm_feeds = alone
-            timed = _compare("one norm", detail, chain, single, norm_feeds, seconds, threads, not library)
-            comparisons.append(dataclasses.replace(timed, place=norm.output))
-            break
-    else:
-        if report.fused:
-            notes.append("no norm of this model can be cut out and run alone")
-    if library:
-        notes.append(f"without the library's kernels: {library}")
-    kernels: dict[str, float] = {}
-    if profile and not library:
-        times = node_times(after, feeds, library=True, seconds=seconds / 4, threads=threads)
-        ours = {n.output[0]: n.name for n in nodes_of(after.proto.graph) if n.domain == DOMAIN}
-        kernels = {output: times[name] for output, name in ours.items() if name in times}
-        if kernels and (whole := sum(times.values())):
-            notes.append(f"norms take {sum(kernels.values()) / whole:.0%} of the time of all nodes of the fused model")
-    release = onnxruntime().__version__
-    return BenchResult(tuple(comparisons), library, machine(), release, threads, tuple(notes), kernels)
 
 
-def _compare(
-    what: str, detail: str, before: Runnable, after: Runnable, feeds: Feeds, seconds: float, threads: int, library: bool
-) -> Comparison:
-    baseline = f"onnxruntime {onnxruntime().__version__}, its optimizer on"
+def _own_form(model: Model, before: Runnable, norms: Sequence[FusedNorm], notes: list[str]) -> Runnable | None:
+    """The model with its norms in the form of onnxruntime's own operator, where that expresses all of them."""
+    if not norms:
+        return None
     try:
-        runs = [Runner(before, threads=threads).timed(feeds)]
-        runs[0]()
-    except MissingEnvironment:
-        raise
-    except Exception as error:
-        raise MissingEnvironment(
-            f"onnxruntime {onnxruntime().__version__} does not run the original: {first_line(error)}",
-            "Time it where it runs.",
-        ) from error
-    runs.append(Runner(after, library=library, threads=threads).timed(feeds))
-    times = _in_turns(runs, seconds)
-    ratios = [a / b for a, b in zip(*times, strict=True)]
-    after_name = "fused, library's kernels" if library else "fused, function bodies"
-    return Comparison(
-        what=what,
-        detail=detail,
-        before=_timing("original", times[0]),
-        after=_timing(after_name, times[1]),
-        baseline=baseline,
-        ratio=statistics.median(ratios),
-        ratio_p10=_percentile(ratios, 10),
-        ratio_p90=_percentile(ratios, 90),
-    )
+        proto, report = fuse(model, form=Form.ORT)
+        if len(report.fused) < len(norms):
+            notes.append(f"onnxruntime's own operator expresses {len(report.fused)} of {len(norms)} norms")
+        return Runnable.of(proto, before.home) if report.fused else None
+    except RmsNormDeployError as error:
+        notes.append(f"not timed in onnxruntime's own form: {error.message}")
+        return None
 
 
-def _in_turns(runs: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Microseconds of each run, round by round, every other round in reverse order; the first rounds warm up."""
-    for _ in range(3):
-        for run in runs:
-            run()
-    times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + seconds
-    turn = 0
-    while turn < 8 or (time.perf_counter() < end and turn < 20_000):
-        order = range(len(runs)) if turn % 2 == 0 else range(len(runs) - 1, -1, -1)
-        for i in order:
-            start = time.perf_counter_ns()
-            runs[i]()
-            times[i].append((time.perf_counter_ns() - start) / 1000)
-        turn += 1
-    return times
+def _kernels(model: Runnable, profile: Profile) -> dict[str, float]:
+    """What each node of ours takes, by its output."""
+    ours = {n.output[0]: n.name for n in nodes_of(model.proto.graph) if n.domain == DOMAIN}
+    return {output: profile.nodes[name] for output, name in ours.items() if name in profile.nodes}
 
 
-def _timing(variant: str, times: list[float]) -> Timing:
-    return Timing(variant, statistics.median(times), _percentile(times, 10), _percentile(times, 90), len(times))
+@dataclasses.dataclass(frozen=True)
+class _Clock:
+    """What times variants.
 
-
-def _percentile(values: list[float], percent: int) -> float:
-    return float(np.percentile(values, percent))
-
-
-def _one_norm(
-    before: Runnable, after: Runnable, norm: FusedNorm, feeds: Feeds
-) -> tuple[str, Runnable, Runnable, Feeds] | None:
-    """The chain of one norm and the fused node that replaced it, as two models with one set of inputs.
-
-    The values at its border are taken from a run of the original, so shapes and types are the model's own; where the
-    norm is over the last axis, the rows are repeated until there are :data:`NORM_ELEMENTS`.
+    Attributes:
+        seconds: for each comparison.
+        threads: within an operator.
+        library: why the library is not used; empty where it is.
+        progress: who wants to know.
+        notes: what a reader should know; it grows.
     """
-    if norm.scope:
-        return None
-    original, fused = before.loaded(), after.loaded()
-    node = next((n for n in fused.graph.node if n.domain == DOMAIN and n.output[0] == norm.output), None)
-    if node is None:
-        return None
-    names = {v for n in original.graph.node for v in n.output}
-    inputs = [v.name for v in original.graph.input]
-    constant = {t.name for t in original.graph.initializer}
-    constant |= {v for n in original.graph.node if n.op_type == "Constant" for v in n.output}
-    border = list(dict.fromkeys([norm.x, *([norm.residual] if norm.residual else [])]))
-    if norm.scale in names and norm.scale not in constant and cut(original, [], [(norm.scale, 1)]) is None:
-        border.append(norm.scale)  # computed from the model's inputs
-    if any(v not in names and v not in inputs for v in border):
-        return None
-    types = value_types(original) | value_types(fused)
-    outputs = [(v, types.get(v, 1)) for v in node.output if v in names]
-    try:
-        values = _values(before, original, border, feeds)
-        for elements in (NORM_ELEMENTS, 0):
-            fed = _repeat(values, norm, elements)
-            typed = [(v, int(helper.np_dtype_to_tensor_dtype(a.dtype)), list(a.shape)) for v, a in fed.items()]
-            chain, single = cut(original, typed, outputs), cut(fused, typed, outputs)
-            if chain is None or single is None:
-                return None
-            pair = Runnable.in_memory(chain[0]), Runnable.in_memory(single[0])
-            try:
-                for part in pair:
-                    Runner(part)(fed)
-            except Exception:  # shapes are baked in: once more with the model's own
-                continue
-            x = fed[norm.x]
-            detail = f"{x.dtype}{list(x.shape)}, {chain[1]} nodes to {single[1]}"
-            return detail, *pair, fed
-    except Exception:  # a part that does not stand alone is not worth an error: the model itself has been timed
-        return None
-    return None
 
+    seconds: float
+    threads: int
+    library: str
+    progress: Told | None
+    notes: list[str]
 
-def _values(before: Runnable, original: ModelProto, names: list[str], feeds: Feeds) -> dict[str, Array]:
-    """The values ``names`` in a run of the original, in their own types."""
-    direct = {n: feeds[n] for n in names if n in feeds}
-    rest = [n for n in names if n not in direct]
-    if not rest:
-        return direct
-    probe = with_outputs(original, rest)
-    found = Runner(Runnable.in_memory(probe), optimise=False)(feeds)
-    types = value_types(before.proto)
-    made = {
-        n: v.astype(helper.tensor_dtype_to_np_dtype(types[n])) if n in types and is_float(v) else v
-        for n, v in zip(rest, found, strict=True)
-    }
-    return {n: (direct | made)[n] for n in names}
+    def result(
+        self,
+        before: Runnable,
+        after: Runnable,
+        made: Runnable,
+        own: Runnable | None,
+        norms: Sequence[FusedNorm],
+        feeds: Feeds,
+    ) -> BenchResult:
+        """Time the model, its first norm that can be cut out of ``made``, and the norms' share."""
+        shown = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
+        alternating = max(before.weights, after.weights) > TOGETHER
+        comparisons = [self.compare("model", shown, before, after, feeds, own, alternating)]
+        for norm in norms:
+            alone = one_norm(before, made, norm, feeds)
+            if alone is not None:
+                comparisons.append(dataclasses.replace(self.compare("one norm", *alone), place=norm.output))
+                break
+        else:
+            if norms:
+                self.notes.append("no norm of this model can be cut out and run alone")
+        profiles = self.profiles(before, after, norms, feeds) if norms else (None, None)
+        if self.library:
+            self.notes.append(f"without the library's kernels: {self.library}")
+        if alternating:
+            self.notes.append("the weights are large, so one variant at a time was in memory")
+        return BenchResult(
+            tuple(comparisons),
+            self.library,
+            machine(),
+            onnxruntime().__version__,
+            self.threads,
+            tuple(self.notes),
+            shares=tuple(p.share for p in profiles if p is not None),
+            alternating=alternating,
+            kernels={} if self.library or profiles[1] is None else _kernels(after, profiles[1]),
+        )
 
+    def compare(
+        self,
+        what: str,
+        detail: str,
+        before: Runnable,
+        after: Runnable,
+        feeds: Feeds,
+        own: Runnable | None = None,
+        alternating: bool = False,
+    ) -> Comparison:
+        """Time the variants of a model or a part of one."""
+        ours = any(n.domain == DOMAIN for n in nodes_of(after.proto.graph))
+        variants = [(ORIGINAL, before, False)]
+        if not self.library or not ours:
+            variants.append((WITH if ours else "fused", after, not self.library and ours))
+        if ours:
+            variants.append((WITHOUT, after, False))
+        if own is not None:
+            variants.append((ORT_FORM, own, False))
+        runs: list[Callable[[], None]] = []
+        openers: list[Callable[[], Callable[[], None]]] = []
+        names: list[str] = []
+        for variant, one, with_library in variants:
+            run = self._first_run(variant, one, with_library, feeds, needed=len(names) < 2)
+            if run is not None:
+                names.append(variant)
+                openers.append(self._opener(one, with_library, feeds))
+                if not alternating:
+                    runs.append(run)
+            del run
+            if alternating:
+                give_back_memory()
+        told = (
+            None if self.progress is None else self._told("timing the model" if what == "model" else f"timing {what}")
+        )
+        if alternating:
+            times = one_at_a_time([*openers, openers[0]], self.seconds, told)
+        else:
+            times = in_turns([*runs, runs[0]], self.seconds, told)
+        ratio, again = Ratio.of(times[0], times[1]), Ratio.of(times[0], times[-1])
+        noise = noise_of(again)
+        rest = range(2, len(names))
+        return Comparison(
+            what=what,
+            detail=detail,
+            before=Timing.of(ORIGINAL, times[0]),
+            after=Timing.of(names[1], times[1]),
+            baseline=f"onnxruntime {onnxruntime().__version__}, its optimizer on",
+            ratio=ratio.median,
+            ratio_p10=ratio.p10,
+            ratio_p90=ratio.p90,
+            others=tuple(Timing.of(names[i], times[i]) for i in rest),
+            other_ratios=tuple(Ratio.of(times[i], times[1]).median for i in rest),
+            low=ratio.low,
+            high=ratio.high,
+            noise=noise,
+            differs=ratio.is_beyond(noise),
+        )
 
-def _repeat(values: dict[str, Array], norm: FusedNorm, elements: int) -> Feeds:
-    shape = values[norm.x].shape
-    if not elements or norm.axes != (-1,) or len(shape) < 2 or 0 in shape:
-        return values
-    rows = max(shape[-2], elements // (math.prod(shape) // shape[-2]))
-    grown = (*shape[:-2], rows, shape[-1])
-    return {k: np.resize(v, grown).astype(v.dtype) if v.shape == shape else v for k, v in values.items()}
+    def profiles(
+        self, before: Runnable, after: Runnable, norms: Sequence[FusedNorm], feeds: Feeds
+    ) -> tuple[Profile | None, Profile | None]:
+        """What the operators take before and after; None where onnxruntime does not say."""
+        name = WITHOUT if self.library else WITH
+        return (
+            self._profile(ORIGINAL, with_names(before), norms, feeds, library=False),
+            self._profile(name, after, norms, feeds, library=not self.library),
+        )
+
+    def _profile(
+        self, variant: str, model: Runnable, norms: Sequence[FusedNorm], feeds: Feeds, *, library: bool
+    ) -> Profile | None:
+        if self.progress is not None:
+            self.progress(f"profiling: {variant}", 0, 0)
+        try:
+            return profile_of(variant, model, norms, feeds, library=library, threads=self.threads)
+        except Exception as error:  # a profile that cannot be had is not worth an error: the model has been timed
+            self.notes.append(f"no profile of the {variant}: {first_line(error)}")
+            return None
+
+    def _first_run(
+        self, name: str, model: Runnable, library: bool, feeds: Feeds, *, needed: bool
+    ) -> Callable[[], None] | None:
+        """A variant that has run once; None where onnxruntime does not run it, and it is not needed."""
+        try:
+            run = self._opener(model, library, feeds)()
+            run()
+        except MissingEnvironment:
+            raise
+        except Exception as error:
+            if name == ORIGINAL:
+                raise MissingEnvironment(
+                    f"onnxruntime {onnxruntime().__version__} does not run the original: {first_line(error)}",
+                    "Time it where it runs.",
+                ) from error
+            if needed:
+                raise
+            self.notes.append(f"not timed: {name}: onnxruntime does not run it ({first_line(error)})")
+            return None
+        return run
+
+    def _opener(self, model: Runnable, library: bool, feeds: Feeds) -> Callable[[], Callable[[], None]]:
+        return lambda: Runner(model, library=library, threads=self.threads).timed(feeds)
+
+    def _told(self, words: str) -> Callable[[float], None]:
+        return lambda share: None if self.progress is None else self.progress(words, int(100 * share), 100)

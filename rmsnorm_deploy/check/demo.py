@@ -81,13 +81,14 @@ def model_folder() -> Path:
     Raises:
         MissingEnvironment: the package was installed without them.
     """
-    places = [Path(__file__).parents[2] / "samples" / "models", Path.cwd() / "samples" / "models"]
+    # a wheel carries them; a checkout has them in samples
+    places = [Path(__file__).parents[1] / "demo_models", Path(__file__).parents[2] / "samples" / "models"]
     for place in places:
         if any(place.glob("*.onnx")):
             return place
     raise MissingEnvironment(
-        "the demonstration's models are not part of an installed package",
-        "Run it in a checkout of the repository: 'make demo', or 'rmsnorm-deploy demo' in its top folder.",
+        "the demonstration's models are not where the package was installed",
+        "Install it again, or run 'make demo' in a checkout of the repository.",
     )
 
 

@@ -18,6 +18,7 @@ from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
 from rmsnorm_deploy.check.site_check import check_sites
 from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
 from rmsnorm_deploy.fusing.fuse import repaired
+from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
 from rmsnorm_deploy.run.inputs import (
@@ -50,6 +51,7 @@ def verify(
     atol: float | None = None,
     library: bool = True,
     save_inputs: str | os.PathLike[str] | None = None,
+    progress: Told | None = None,
 ) -> VerificationResult:
     """Run both models in onnxruntime on the CPU and compare every output.
 
@@ -72,6 +74,7 @@ def verify(
         atol: as ``rtol``.
         library: run the fused model in the library's kernels too, where they are there.
         save_inputs: a folder, made where it is missing, that gets every set of inputs as an ``.npz`` file.
+        progress: called when each step begins, with its name, how many are done, and how many there are.
 
     Raises:
         ModelError: a file cannot be read.
@@ -98,6 +101,18 @@ def verify(
     if mismatch := _signature_mismatch(before.proto, after.proto):
         return dataclasses.replace(result, checks=(OutputCheck("", "signature", "no", False, reason=mismatch),))
     notes: list[str] = []
+    ways = [(kernels, optimise) for kernels in ((False,) if problem else (False, True)) for optimise in (True, False)]
+    steps = [
+        "running the original",
+        *(f"running the fused model, {_run_name(*way)}" for way in ways),
+        "comparing norms",
+    ]
+
+    def begin(step: int) -> None:
+        if progress is not None:
+            progress(steps[step], step, len(steps))
+
+    begin(0)
     try:
         expected = Original(before, sets, exact=rtol is None and atol is None)
     except MissingEnvironment:
@@ -117,15 +132,16 @@ def verify(
     )
     runs = _Runs(after, sets, expected, comparison)
     with tempfile.TemporaryDirectory() as folder:
-        for with_library in (False,) if problem else (False, True):
-            for optimise in (True, False):
-                runs.add(with_library, optimise, Path(folder) / "optimized.onnx")
+        for step, way in enumerate(ways, start=1):
+            begin(step)
+            runs.add(*way, Path(folder) / "optimized.onnx")
     if not runs.checks:
         raise MissingEnvironment(
             f"onnxruntime {result.onnxruntime} loads neither model, so there is nothing to compare"
             + (f" ({runs.notes[0]})" if runs.notes else ""),
             "Verify where they run: with another onnxruntime, or on the models' own device.",
         )
+    begin(len(steps) - 1)
     sites, said = check_sites(before, after, sets[0][1], seed) if rtol is None and atol is None else ([], [])
     notes += said
     if sites and not all(c.passed for c in runs.checks):
@@ -143,6 +159,10 @@ def verify(
         notes=tuple(dict.fromkeys(notes)),
         sites=tuple(sites),
     )
+
+
+def _run_name(with_library: bool, optimise: bool) -> str:
+    return ("library" if with_library else "plain") + ("" if optimise else ", optimizer off")
 
 
 class _Runs:
@@ -164,7 +184,7 @@ class _Runs:
 
     def add(self, with_library: bool, optimise: bool, scratch: Path) -> None:
         """Run it this way on every set of inputs."""
-        run = ("library" if with_library else "plain") + ("" if optimise else ", optimizer off")
+        run = _run_name(with_library, optimise)
         count = with_library and optimise and self._fused.weights < _LARGEST_REWRITE
         keep = scratch if count else None
         try:

@@ -18,13 +18,16 @@ def main(arguments: list[str] | None = None) -> int:
     with Signals(process=arguments is None) as signals:
         given = list(sys.argv[1:] if arguments is None else arguments)
         debug = "--debug" in given  # works before and behind the command
-        return _main([a for a in given if a != "--debug"], signals, debug)
+        quiet = "--quiet" in given
+        return _main([a for a in given if a not in ("--debug", "--quiet")], signals, debug, quiet)
 
 
-def _main(given: list[str], signals: Signals, debug: bool) -> int:
+def _main(given: list[str], signals: Signals, debug: bool, quiet: bool) -> int:
+    from rmsnorm_deploy.cli.printing import QUIET
     from rmsnorm_deploy.cli.streams import hush, open_streams, silence_stdout
 
     open_streams()
+    QUIET.set(quiet)
 
     def fail(message: str, hint: str, status: int, debug: bool = debug) -> int:
         signals.finish()

@@ -12,6 +12,15 @@ from rmsnorm_deploy.tvm.targets.registry import TARGETS_IN_WORDS
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="keep|copy|embed",
+        help="Of weights in other files: use IN's, copy them beside OUT, or put them inside. "
+        "[default: keep beside IN, copy elsewhere]",
+    ),
+]
 Shapes = Annotated[
     list[str] | None,
     typer.Option("--shapes", metavar="NAME:1,8,64", help="Shape of a generated input; may be repeated."),

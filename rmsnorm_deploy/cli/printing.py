@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,13 @@ from typing import Any
 from rmsnorm_deploy.cli.signals import finished
 from rmsnorm_deploy.cli.streams import silence
 
+Told = Callable[[str, int, int], None]
+"""A function of what is being done, how much of it is done, and how much there is; 0 where that is not known."""
+
+QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("QUIET", default=False)
+"""Whether only errors and warnings are told, and no progress is shown."""
+_ALWAYS = ("error: ", "hint: ", "warning: ")
+
 
 def clean(text: str) -> str:
     """Names come from the model: no control character of theirs may reach the terminal, and none may start a line."""
@@ -18,7 +26,9 @@ def clean(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line to stderr."""
+    """One line to stderr; when all is to be quiet, only what is wrong."""
+    if QUIET.get() and not text.startswith(_ALWAYS):
+        return
     try:
         sys.stderr.write(clean(text) + "\n")
         sys.stderr.flush()
@@ -66,7 +76,7 @@ def add_row(table: Any, *cells: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(first: str, *, shown: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bar(first: str, *, shown: bool) -> Iterator[Told | None]:
     """A progress bar on stderr, and nothing where that is no terminal.
 
     Args:
@@ -76,16 +86,33 @@ def progress_bar(first: str, *, shown: bool) -> Iterator[Callable[[str, int, int
     Yields:
         What is to be called with words, how much is done, and how much there is; None where there is no bar.
     """
-    if not (shown and sys.stderr.isatty()):
+    if QUIET.get() or not (shown and sys.stderr.isatty()):
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[share]}", markup=False),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=Console(file=sys.stderr, markup=False, highlight=False), transient=True) as bar:
-        task = bar.add_task(first, total=None)
-        yield lambda words, done, total: bar.update(task, total=total, completed=done, description=clean(words))
+        task = bar.add_task(clean(first), total=None, share="")
+
+        def update(words: str, done: int, total: int) -> None:
+            share = _share(done, total)
+            bar.update(task, total=total or None, completed=done, description=clean(words), share=share)
+
+        yield update
+
+
+def _share(done: int, total: int) -> str:
+    """How much of it is done, in words: steps as they are, and bytes in MiB."""
+    if total < 2**20:
+        return f"{done}/{total}" if total else ""
+    return f"{done / 2**20:,.0f}/{total / 2**20:,.0f} MiB"
 
 
 def settle() -> None:
@@ -94,6 +121,6 @@ def settle() -> None:
     finished()
 
 
-def print_json(value: Any) -> None:
-    """A value as JSON to stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
+def print_json(value: Any, *, line: bool = False) -> None:
+    """A value as JSON to stdout; on one line where it is one of several."""
+    sys.stdout.write(json.dumps(value, indent=None if line else 2, ensure_ascii=True, allow_nan=False) + "\n")

@@ -12,6 +12,7 @@ import typer
 
 from rmsnorm_deploy.cli.options import is_there
 from rmsnorm_deploy.cli.printing import say
+from rmsnorm_deploy.cli.sources import STDOUT, Jobs
 from rmsnorm_deploy.errors import UsageError
 
 Report = Annotated[
@@ -22,6 +23,19 @@ ReportForce = Annotated[bool, typer.Option("--force", help="Replace an existing 
 """``--force`` of commands that write nothing else."""
 
 
+def require_one(path: Path | None, jobs: Jobs) -> None:
+    """A report is about one model, whose name the command line has.
+
+    Raises:
+        UsageError: there are several, or a folder or pattern, which may have several tomorrow.
+    """
+    if path is not None and jobs.several:
+        raise UsageError(
+            "--report is about one model, and these are several, or a folder or pattern",
+            "Name one model, or leave out --report; --json has everything of each.",
+        )
+
+
 class ReportFile:
     """Where the report goes; nowhere without a path.
 
@@ -30,7 +44,7 @@ class ReportFile:
         model: the file that it is about.
         context: of the command, whose words are shown in the report.
         force: an existing report is replaced.
-        output: another file that the command writes.
+        output: another file that the command writes, or ``-`` for stdout.
 
     Raises:
         UsageError: the report cannot be written there.
@@ -49,7 +63,7 @@ class ReportFile:
         from rmsnorm_deploy.model.files import same_file
         from rmsnorm_deploy.report.write import report_path
 
-        if output is not None and same_file(path, Path(output)):
+        if output not in (None, STDOUT) and same_file(path, Path(str(output))):
             raise UsageError(f"the report and the output are one file, {path}", "Give them two names.")
         if is_there(model):  # else the model's own error is the better one
             report_path(path, model, overwrite=force)

@@ -114,7 +114,17 @@ class Signals:
 
 def finished() -> None:
     """A command's outcome is settled: what it made is in place and told. Signals change it no more."""
-    handler = signal.getsignal(signal.SIGINT)
-    owner = getattr(handler, "__self__", None)
-    if isinstance(owner, Signals):
+    owner = _owner()
+    if owner is not None:
         owner.finish()
+
+
+def has_arrived() -> bool:
+    """Whether a signal has ended the command, whatever foreign code has made of its exception."""
+    owner = _owner()
+    return owner is not None and owner.arrived is not None
+
+
+def _owner() -> Signals | None:
+    found = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return found if isinstance(found, Signals) else None

@@ -69,11 +69,17 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; works behind a command as well.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", help="No progress, and only errors and warnings on stderr; works behind a command, too."
+        ),
+    ] = False,
 ) -> None:
-    pass  # typer needs the function; both options have acted by now
+    pass  # typer needs the function; the options have acted by now
 
 
 def _add_commands() -> None:

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rmsnorm_deploy.cli.options import is_there, load_inputs, shapes_of
 from rmsnorm_deploy.cli.outcome import outcome
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, settle, show, table_of
+from rmsnorm_deploy.cli.printing import Told, add_row, print_json, say, show, table_of
 from rmsnorm_deploy.cli.reporting import ReportFile
+from rmsnorm_deploy.cli.sources import STDOUT, Job
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
 
 
 class Output:
-    """Where the result goes, and how it is checked beforehand.
+    """Where a result goes, and how it is checked beforehand.
 
     Args:
-        model: the file that is read.
-        output: the file that is to be written; None with ``dry_run``.
+        job: the model, and the file that is to be written; none with ``dry_run``.
         example: a name for it, for the messages.
-        verify: whether the result is compared with ``model`` before it appears.
+        verify: whether the result is compared with the model before it appears.
         dry_run: nothing is to be written.
         force: an existing file is replaced.
         inputs: a file of inputs for the comparison.
         shapes: shapes of generated inputs, as the command line has them.
         seed: of the generator.
-        no_less_exact: a result whose error is larger than that of ``model`` is refused, too.
+        no_less_exact: a result whose error is larger than that of the model is refused, too.
+        weights: what becomes of weights in other files: see :func:`rmsnorm_deploy.save`.
+        page: a report to look at, which is there of a result that is refused, too.
+
+    Attributes:
+        saved: what was written; None before.
+        compared: what the comparison found; None without.
 
     Raises:
         UsageError: the options contradict each other, or the output cannot be written.
@@ -34,8 +44,7 @@ class Output:
 
     def __init__(
         self,
-        model: Path,
-        output: str | None,
+        job: Job,
         *,
         example: str,
         verify: bool,
@@ -45,7 +54,10 @@ class Output:
         shapes: list[str] | None,
         seed: int,
         no_less_exact: bool = False,
+        weights: str | None = None,
+        page: ReportFile | None = None,
     ) -> None:
+        model, output = job.path, job.output
         if output is None and not dry_run:
             raise UsageError("there is no output: -o is missing", f"Add '-o {example}', or --dry-run to write nothing.")
         if dry_run and verify:
@@ -54,77 +66,124 @@ class Output:
             raise UsageError(
                 "--inputs, --shapes and --seed are for --verify, which is missing", "Add --verify or leave them out."
             )
-        if output == "-":
-            raise UsageError("a model cannot be written to stdout", f"Name a file: '-o {example}'.")
-        if output is not None:
+        self.saved: Any = None
+        self.compared: Any = None
+        self._path: Path | None = None
+        self._stdout = output == STDOUT
+        if self._stdout and not dry_run:
+            if sys.stdout.isatty():
+                raise UsageError("'-' writes the model to stdout, which is a terminal", f"Name a file: '-o {example}'.")
+            if weights not in (None, "embed"):
+                raise UsageError(
+                    f"--weights {weights} has weights in another file, which stdout cannot carry",
+                    f"Name a file: '-o {example}'.",
+                )
+            weights = "embed"
+        elif output is not None and not self._stdout:
             from rmsnorm_deploy.model.files import check_output, output_path
 
             # before any work: a refusal should not take a minute
+            self._path = output_path(output)
             if is_there(model):
-                check_output(output_path(output), source=model, overwrite=force or dry_run)
-        self._model, self._path, self._verify, self._force = model, output, verify, force
-        self._dry_run, self._no_less_exact = dry_run, no_less_exact
+                check_output(self._path, source=model, overwrite=force or dry_run, new_folder=job.new_folder or dry_run)
+        self._model, self._verify, self._force, self._weights = model, verify, force, weights
+        self._dry_run, self._no_less_exact, self._new_folder = dry_run, no_less_exact, job.new_folder
+        self._page = page
         self._asked: dict[str, Any] = {"inputs": load_inputs(inputs, model), "shapes": shapes_of(shapes), "seed": seed}
 
-    def write(self, result: Any, report: Any, *, as_json: bool, page: ReportFile | None = None) -> None:
-        """Write the result, once it is checked, and say so; in a dry run there is only something to say.
+    @property
+    def takes_stdout(self) -> bool:
+        """Whether the model goes to stdout, so that nothing else may."""
+        return self._stdout and not self._dry_run
+
+    @contextlib.contextmanager
+    def written(self, result: Any, report: Any, progress: Told | None = None) -> Iterator[None]:
+        """Write the result, once it is checked. If the body fails, which tells of it, it is taken back.
 
         Args:
             result: the model.
             report: what was done.
-            as_json: say it as JSON.
-            page: a report to look at, which is there of a result that is refused, too.
+            progress: who wants to know.
 
         Raises:
             VerificationFailed: it does not compute what the model does; nothing was written.
             UsageError: it cannot be written.
         """
-        compared = None
 
         def check(staged: Path) -> None:
-            nonlocal compared
             if self._verify:
                 from rmsnorm_deploy.check.verify import verify as compare
 
-                compared = compare(self._model, staged, **self._asked)
+                self.compared = compare(self._model, staged, **self._asked, progress=progress)
                 try:
-                    compared.require()
+                    self.compared.require()
                     if self._no_less_exact:
-                        compared.require_no_less_exact()
+                        self.compared.require_no_less_exact()
                 except VerificationFailed:
-                    if page is not None:
-                        page.write(report, fused=result, verification=compared)
+                    if self._page is not None:
+                        self._page.write(report, fused=result, verification=self.compared)
                     raise
 
         with contextlib.ExitStack() as stack:
-            saved = None
-            if self._path is not None and not self._dry_run:
+            path = self._path
+            if self.takes_stdout:
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmsnorm-deploy."))) / "stdout.onnx"
+            if path is not None and not self._dry_run:
+                from rmsnorm_deploy.model.files import new_folders
                 from rmsnorm_deploy.model.save import saving
 
-                place = saving(result, self._path, source=self._model, overwrite=self._force, check=check)
-                saved = stack.enter_context(place)
-            # in here, so that a result that cannot be told leaves no output
-            if page is not None:
-                made = None if self._dry_run else result
-                stack.enter_context(page.written(report, fused=made, verification=compared))
-            if as_json:
-                print_json(
-                    {
-                        **report.to_dict(),
-                        "dry_run": self._dry_run,
-                        "output": saved.to_dict() if saved else None,
-                        "verification": compared.to_dict() if compared else None,
-                    }
+                if self._new_folder:
+                    stack.enter_context(new_folders(path.parent))
+                place = saving(
+                    result,
+                    path,
+                    source=self._model,
+                    overwrite=self._force,
+                    check=check,
+                    weights=self._weights,
+                    progress=progress,
                 )
-            settle()
-        if compared is not None:
-            say(f"verified: {compared.summary()}")
-            if compared.library:
-                say(f"warning: verified without the library's kernels: {compared.library}")
-        if saved is not None:
-            say(f"wrote {saved.path}" + (f"; {saved.note}" if saved.note else ""))
-        if page is not None:
-            page.tell()
+                self.saved = stack.enter_context(place)
+            if self._page is not None:
+                made = None if self._dry_run else result
+                stack.enter_context(self._page.written(report, fused=made, verification=self.compared))
+            if self.takes_stdout and path is not None:
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+            yield
+
+    def to_dict(self, report: Any) -> dict[str, Any]:
+        """Everything that is known of the result, as plain data."""
+        return {
+            **report.to_dict(),
+            "dry_run": self._dry_run,
+            "output": self.saved.to_dict() if self.saved else None,
+            "verification": self.compared.to_dict() if self.compared else None,
+        }
+
+    def tell(self, report: Any, *, as_json: bool, table: Callable[[Any], None]) -> None:
+        """What was done, to stdout: as JSON, or as ``table`` prints it; to stderr where the model goes to stdout."""
+        if as_json:
+            print_json(self.to_dict(report))
+        elif self.takes_stdout:
+            say(outcome(report))
+            for warning in report.warnings:
+                say(f"warning: {warning}")
+        else:
+            table(report)
+
+    def talk(self) -> None:
+        """What was verified and written, to stderr."""
+        if self.compared is not None:
+            say(f"verified: {self.compared.summary()}")
+            if self.compared.library:
+                say(f"warning: verified without the library's kernels: {self.compared.library}")
+        if self.saved is not None:
+            where = "the model to stdout" if self.takes_stdout else self.saved.path
+            say(f"wrote {where}" + (f"; {self.saved.note}" if self.saved.note else ""))
+        if self._page is not None:
+            self._page.tell()
 
 
 def print_report(report: Any) -> None:

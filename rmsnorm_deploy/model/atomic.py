@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rmsnorm_deploy.errors import UsageError
+from rmsnorm_deploy.model.exchange import can_exchange, exchange
 from rmsnorm_deploy.model.leftovers import is_mentioned, note_doubtful, remove_leftovers, temporary_folder
 
 _OVERWRITE = "Pass --force (overwrite=True in Python) to replace it."
@@ -41,6 +42,9 @@ class Staging:
             UsageError: ``target`` is there and must not be replaced.
         """
         old = None
+        if overwrite and staged.is_dir() and os.path.lexists(target):
+            self._replace_folder(staged, target)
+            return
         if overwrite and target.exists():
             staged.chmod(stat.S_IMODE(target.stat().st_mode))
             old = self._set_aside(target)
@@ -49,6 +53,19 @@ class Staging:
             staged.replace(target)
         else:
             self._move_to_new(staged, target)
+        _sync_folder(target.parent)
+
+    def _replace_folder(self, staged: Path, target: Path) -> None:
+        staged.chmod(stat.S_IMODE(target.stat().st_mode))
+        number = staged.lstat().st_ino
+        if can_exchange(target.parent):
+            self._done.append((target, staged, number))
+            exchange(staged, target)
+        else:
+            old = self.folder / f"old-{len(self._done)}"
+            self._done.append((target, old, number))
+            target.rename(old)
+            staged.rename(target)
         _sync_folder(target.parent)
 
     def doubt(self, files: Mapping[str, Path]) -> None:
@@ -88,9 +105,16 @@ class Staging:
 
     def _roll_back(self) -> None:
         for target, old, number in reversed(self._done):
+            if old is not None and old.is_dir() and not os.path.lexists(target):
+                old.rename(target)
+                continue
             if not os.path.lexists(target) or target.lstat().st_ino != number:  # not moved there, or replaced since
                 continue
-            if old is not None:
+            if old is not None and old.is_dir():
+                aside = self.folder / f"undone-{number}"
+                target.rename(aside)
+                old.rename(target)
+            elif old is not None:
                 old.replace(target)
             elif target.is_dir():
                 shutil.rmtree(target, ignore_errors=True)

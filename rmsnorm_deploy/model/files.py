@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from rmsnorm_deploy.errors import UsageError
@@ -44,20 +46,24 @@ def output_path(path: StrPath, *, folder: bool = False) -> Path:
     return Path(text)
 
 
-def check_output(path: Path, *, source: Path | None, overwrite: bool) -> None:
+def check_output(path: Path, *, source: Path | None, overwrite: bool, new_folder: bool = False) -> None:
     """Whether ``path`` may be written.
 
     Args:
         path: the output file.
         source: the model that it was made from.
         overwrite: an existing output may be replaced.
+        new_folder: its folder is made where it is missing.
 
     Raises:
         UsageError: the folder is missing or not writable, the output exists, is a folder, or is the input, or its name
             is too long.
     """
     try:
-        _check_output(path, source, overwrite)
+        if new_folder and not path.parent.exists():
+            _check_new_folder(path.parent)
+        else:
+            _check_output(path, source, overwrite)
     except OSError as error:
         raise UsageError(f"the output {path} cannot be written: {error.strerror}", "Choose another output.") from error
 
@@ -82,6 +88,35 @@ def _check_output(path: Path, source: Path | None, overwrite: bool) -> None:
         raise UsageError(f"the output {path} exists", "Pass --force (overwrite=True in Python) to replace it.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {folder} is not writable", "Choose an output in a folder of yours.")
+
+
+def _check_new_folder(folder: Path) -> None:
+    above = next(parent for parent in folder.parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise UsageError(f"{above} is not a folder, so {folder} cannot be made", "Choose another output.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {above} is not writable", "Choose an output in a folder of yours.")
+
+
+@contextlib.contextmanager
+def new_folders(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and those above it where they are missing; if the body fails, what is empty of them goes again.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {folder} cannot be made: {error.strerror}", "Choose another output.") from error
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for place in missing:
+                place.rmdir()
+        raise
 
 
 MOST_TEXT = 2**26

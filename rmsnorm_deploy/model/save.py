@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, first_line
 from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
 from rmsnorm_deploy.model.commit import commit_weights, old_weights
+from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.external import weights_folder
 from rmsnorm_deploy.model.files import StrPath, check_output, output_path, same_file
 from rmsnorm_deploy.model.leftovers import remove_leftovers
@@ -23,10 +24,20 @@ from rmsnorm_deploy.model.load import PROTOBUF_LIMIT
 from rmsnorm_deploy.model.made import OUTSIDE, Made, put_inside, set_aside
 from rmsnorm_deploy.model.sound import require_sound
 from rmsnorm_deploy.model.validity import check_written
-from rmsnorm_deploy.model.weights import NOTHING_MADE, References, references, renamed, with_weights_in
+from rmsnorm_deploy.model.weights import (
+    NOTHING_MADE,
+    References,
+    references,
+    renamed,
+    with_weights_in,
+    with_weights_inside,
+)
 
 _SPARE = 64 * 2**20
 """Room for everything in a message that is not weights."""
+
+Weights = Literal["keep", "copy", "embed"]
+"""What becomes of weights outside the model: the same files, a new file beside the output, or inside the output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +70,8 @@ def save(
     source: StrPath | None = None,
     overwrite: bool = False,
     check: Callable[[Path], None] | None = None,
+    weights: Weights | str | None = None,
+    progress: Told | None = None,
 ) -> SavedModel:
     """Write ``model`` to ``path``: to a temporary name in the same folder first, checked, then renamed.
 
@@ -75,13 +88,19 @@ def save(
             without it, to the output's.
         overwrite: replace an existing output.
         check: called with the complete model under its temporary name; what it raises prevents the output.
+        weights: ``keep``: the output uses the original's weight files, which are in its folder; ``copy``: it gets a
+            file of its own; ``embed``: they go into the model. The first in the original's folder and the second
+            anywhere else, unless it is said here. Weights that the model has inside stay there.
+        progress: called while weights are copied, with words and with the bytes that are done and that there are.
 
     Raises:
-        UsageError: the output exists, is the input or a weight file, has a name that no file can have, or its folder is
-            missing or not writable.
+        UsageError: the output exists, is the input or a weight file, has a name that no file can have, its folder is
+            missing or not writable, or the weights cannot be where ``weights`` wants them.
         ModelError: the model is not valid, or its weight files are not there or not safe to read.
     """
-    with saving(model, path, source=source, overwrite=overwrite, check=check) as saved:
+    with saving(
+        model, path, source=source, overwrite=overwrite, check=check, weights=weights, progress=progress
+    ) as saved:
         return saved
 
 
@@ -93,12 +112,16 @@ def saving(
     source: StrPath | None = None,
     overwrite: bool = False,
     check: Callable[[Path], None] | None = None,
+    weights: Weights | str | None = None,
+    progress: Told | None = None,
 ) -> Iterator[SavedModel]:
     """As :func:`save`, for whoever has to tell of the result: if that fails, the output is taken back.
 
     Raises:
         UsageError, ModelError: as :func:`save`, before the body begins.
     """
+    if weights is not None and weights not in get_args(Weights):
+        raise UsageError(f"there is no way '{weights}' to treat weights", f"Choose {', '.join(get_args(Weights))}.")
     target, origin = output_path(path), Path(source) if source is not None else None
     remove_leftovers(target.parent)  # they may stand in the way
     check_output(target, source=origin, overwrite=overwrite)
@@ -107,20 +130,35 @@ def saving(
     for file in {r.file for r in known.values()}:
         if same_file(file, target):
             raise UsageError(f"the output {target} is a weight file of the model", "Choose another output.")
-    shared = bool(known) and same_file(folder, target.parent)
+    outside = sum(r.length for r in known.values())
     to_make = sum(tensor.nbytes for tensor in made.values())
+    telling, copied, note = _Telling(progress), 0, ""
+    if weights == "embed" and (known or made):
+        _check_embedding(_inline_size(proto) + outside + to_make, target)
+        telling.begins(f"reading weights into {target.name}", outside)
+        proto, known = with_weights_inside(proto, known, telling), {}
+        copied = outside
+        note = f"it has {(outside + to_make) / 2**20:.1f} MiB of weights inside that were outside the original"
+    shared = bool(known) and same_file(folder, target.parent) and weights != "copy"
+    if weights == "keep" and known and not shared:
+        raise UsageError(
+            f"the weights are in {folder}, and a model can only use those in its own folder",
+            f"Write the output into {folder}, or use --weights copy.",
+        )
     large = _inline_size(proto) + to_make + _SPARE > PROTOBUF_LIMIT
-    elsewhere = large or (known and (made or not shared)) or any(OUTSIDE in t.meta for t in made.values())
+    elsewhere = large or (known and (made or not shared))
+    elsewhere = elsewhere or (weights != "embed" and any(OUTSIDE in t.meta for t in made.values()))
     data = target.with_name(target.name + ".data") if elsewhere else None
     if data is not None:
         _check_data(data, overwrite, known)
-    copied = 0
     with staging(target) as stage, _beside_weights(target, stage, shared and data is None) as staged:
         if data is not None:
-            _require_space(target.parent, sum(r.length for r in known.values()) + to_make)
+            _require_space(target.parent, outside + to_make)
+            telling.begins(f"copying weights to {data.name}", outside + to_make)
             with (stage.folder / data.name).open("xb") as out:
-                proto, copied = with_weights_in(proto, known, out, data.name, all_large=large, made=made)
+                proto, copied = with_weights_in(proto, known, out, data.name, all_large=large, made=made, told=telling)
                 out.flush()
+                telling.begins(f"waiting for the disk to have {data.name}", 0)
                 os.fsync(out.fileno())
         elif made:
             put_inside(proto, made)
@@ -139,9 +177,34 @@ def saving(
             stage.replaces(*(file for file in old if file != data))
             stage.publish(staged, target, overwrite=overwrite)
         names = (data.name,) if data is not None else tuple(sorted({r.location for r in known.values()}))
-        saved = SavedModel(str(target), target.stat().st_size, names, copied, _note(names, copied))
+        saved = SavedModel(str(target), target.stat().st_size, names, copied, note or _note(names, copied))
         stage.settled = True
         yield saved
+
+
+class _Telling:
+    """Tells how many bytes are done, if anybody wants to know."""
+
+    def __init__(self, progress: Told | None) -> None:
+        self._progress, self._words, self._done, self._all = progress, "", 0, 0
+
+    def begins(self, words: str, size: int) -> None:
+        """Something else begins, of so many bytes; 0 where that is not known."""
+        self._words, self._done, self._all = words, 0, size
+        self(0)
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._words, self._done, max(self._all, self._done))
+
+
+def _check_embedding(size: int, target: Path) -> None:
+    if size + _SPARE > PROTOBUF_LIMIT:
+        raise UsageError(
+            f"the weights have {size / 2**30:.1f} GiB, and {target.name} can have 2 GiB with them inside",
+            "Use --weights copy, or keep.",
+        )
 
 
 def _check_data(data: Path, overwrite: bool, known: References) -> None:

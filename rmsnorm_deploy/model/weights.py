@@ -1,11 +1,11 @@
-"""External data of a model that is written: all of them in one new weight file."""
+"""External data of a model that is written: all of them in one new weight file, or inside the model."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from rmsnorm_deploy.errors import ModelError
+from rmsnorm_deploy.model.copying import copy_part
 from rmsnorm_deploy.model.external import external_reference, external_tensors, open_weights, weight_file
 from rmsnorm_deploy.model.made import Made, location_of
 from rmsnorm_deploy.model.skeleton import is_left_out, without_weights
@@ -20,7 +21,6 @@ from rmsnorm_deploy.model.skeleton import is_left_out, without_weights
 NOTHING_MADE: Made = types.MappingProxyType({})
 _ALIGNMENT = 4096
 """Larger tensors start at a multiple of it, so that runtimes can map them."""
-_CHUNK = 16 * 2**20
 _SMALL = 1024
 """Bytes below which a tensor stays inside the message."""
 
@@ -66,8 +66,19 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _ignore(_: int) -> None:
+    pass
+
+
 def with_weights_in(
-    proto: onnx.ModelProto, known: References, out: BinaryIO, name: str, *, all_large: bool, made: Made = NOTHING_MADE
+    proto: onnx.ModelProto,
+    known: References,
+    out: BinaryIO,
+    name: str,
+    *,
+    all_large: bool,
+    made: Made = NOTHING_MADE,
+    told: Callable[[int], None] = _ignore,
 ) -> tuple[onnx.ModelProto, int]:
     """A copy of ``proto`` whose external data are in one weight file, and how many bytes that has.
 
@@ -78,6 +89,7 @@ def with_weights_in(
         name: how the model refers to that file.
         all_large: move large data that are inside the message there as well.
         made: data that are computed while they are written.
+        told: called with the number of bytes that have been written since.
     """
     if all_large:
         copy = without_weights(proto, lambda tensor: len(tensor.raw_data) >= _SMALL)
@@ -90,16 +102,16 @@ def with_weights_in(
             continue
         if location_of(tensor):
             data = made[location_of(tensor)].tobytes()
-            _point_at(tensor, name, _append(out, [data], len(data)), len(data))
+            _point_at(tensor, name, _append(out, data, told), len(data))
             continue
         key = external_reference(tensor)
         if key not in places:
-            places[key] = _append(out, _chunks(known[key]), key[2])
+            places[key] = _aligned(out, key[2])
+            _copy(known[key], out, told)
         _point_at(tensor, name, places[key], key[2])
     for tensor, original in zip(copy.graph.initializer, proto.graph.initializer, strict=True):
         if is_left_out(tensor):
-            size = len(original.raw_data)
-            _point_at(tensor, name, _append(out, [original.raw_data], size), size)
+            _point_at(tensor, name, _append(out, original.raw_data, told), len(original.raw_data))
     return copy, out.tell()
 
 
@@ -117,30 +129,68 @@ def _point_at(tensor: TensorProto, location: str, offset: int, length: int) -> N
         tensor.external_data.add(key=key, value=value)
 
 
-def _append(out: BinaryIO, chunks: Iterable[bytes], length: int) -> int:
+def with_weights_inside(
+    proto: onnx.ModelProto, known: References, told: Callable[[int], None] = _ignore
+) -> onnx.ModelProto:
+    """A copy of ``proto`` that has its external data in itself.
+
+    Args:
+        proto: the model; it is not changed.
+        known: its external data.
+        told: called with the number of bytes that have been read since.
+
+    Raises:
+        ModelError: a weight file has changed since ``known`` was made, or is not safe to read any more.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in external_tensors(copy):
+        if location_of(tensor):
+            continue
+        reference = known[external_reference(tensor)]
+        with open_weights(reference.folder, reference.location) as file:
+            file.seek(reference.offset)
+            data = file.read(reference.length)
+            _check_part(reference, len(data), file)
+        del tensor.external_data[:]
+        tensor.ClearField("data_location")
+        tensor.raw_data = data
+        told(len(data))
+    return copy
+
+
+def _append(out: BinaryIO, data: bytes, told: Callable[[int], None]) -> int:
+    """Write ``data`` and return where they begin."""
+    place = _aligned(out, len(data))
+    out.write(data)
+    told(len(data))
+    return place
+
+
+def _aligned(out: BinaryIO, length: int) -> int:
+    """Write padding in front of a tensor of so many bytes, and return where it begins."""
     place = out.tell()
-    step = _ALIGNMENT if length >= _ALIGNMENT else 16
-    padding = -place % step
+    padding = -place % (_ALIGNMENT if length >= _ALIGNMENT else 16)
     out.write(b"\0" * padding)
-    for chunk in chunks:
-        out.write(chunk)
     return place + padding
 
 
-def _chunks(reference: Reference) -> Iterator[bytes]:
+def _copy(reference: Reference, out: BinaryIO, told: Callable[[int], None]) -> None:
+    out.flush()
     with open_weights(reference.folder, reference.location) as file:
         left = min(reference.length, os.fstat(file.fileno()).st_size - reference.offset)
-        if left < reference.length:
-            raise ModelError(f"the weight file {reference.file} is too short", "Copy or export it again.")
-        file.seek(reference.offset)
-        while left:
-            chunk = file.read(min(left, _CHUNK))
-            if not chunk:
-                raise ModelError(f"the weight file {reference.file} is too short", "Copy or export it again.")
-            left -= len(chunk)
-            yield chunk
-        if _stamp(os.fstat(file.fileno())) != reference.stamp:  # the parts would be of different weights
-            raise ModelError(
-                f"the weight file {reference.file} was changed while it was copied",
-                "Run it again when nothing writes there.",
-            )
+        if left == reference.length:
+            left = copy_part(file.fileno(), reference.offset, out.fileno(), reference.length, told)
+        _check_part(reference, left, file)
+    out.seek(0, os.SEEK_END)
+
+
+def _check_part(reference: Reference, found: int, file: BinaryIO) -> None:
+    """Whether all of it was there, of the file that was checked."""
+    if found < reference.length:
+        raise ModelError(f"the weight file {reference.file} is too short", "Copy or export it again.")
+    if _stamp(os.fstat(file.fileno())) != reference.stamp:  # the parts would be of different weights
+        raise ModelError(
+            f"the weight file {reference.file} was changed while it was copied",
+            "Run it again when nothing writes there.",
+        )

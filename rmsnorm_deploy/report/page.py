@@ -114,7 +114,7 @@ def _speed(content: Content) -> str:
     figures, lines = [], []
     for i, c in enumerate(content.bench.comparisons):
         figures.append(
-            f"<figure><h3>{escaped(c.what.capitalize())}: {c.ratio:.2f} times as fast</h3>{chart(c, f'chart{i + 1}')}"
+            f"<figure><h3>{escaped(c.what.capitalize())}: {words.speed(c)}</h3>{chart(c, f'chart{i + 1}')}"
             f"<figcaption>{escaped(c.detail, 600)}; against {escaped(c.baseline)}. Of ten turns, eight gave "
             f"{c.ratio_p10:.2f} to {c.ratio_p90:.2f} times. A line over a bar goes over eight of ten runs; without "
             "an end, it goes on."
@@ -127,10 +127,12 @@ def _speed(content: Content) -> str:
                 *(right(duration(v)) for v in (t.median, t.p10, t.p90)),
                 right(f"{t.runs:,}"),
             ]
-            for t in (c.before, c.after)
+            for t in (c.before, c.after, *c.others)
         ]
     threads = content.bench.threads or "chosen by onnxruntime"
-    notes = "".join(f"<li>{escaped(n, 400)}</li>" for n in content.bench.notes[:_MOST_LINES])
+    notes = "".join(
+        f"<li>{escaped(n, 400)}</li>" for n in [*words.shares(content.bench), *content.bench.notes[:_MOST_LINES]]
+    )
     return section(
         "speed",
         "Speed",

@@ -48,7 +48,7 @@ def _speed(content: Content) -> list[str]:
             sentence(c.what),
             duration(c.before.median),
             duration(c.after.median),
-            f"{c.ratio:.2f} ({c.ratio_p10:.2f} to {c.ratio_p90:.2f})",
+            f"{c.ratio:.2f} ({c.ratio_p10:.2f} to {c.ratio_p90:.2f})" + ("" if c.differs else f": {words.speed(c)}"),
             sentence(c.detail, 120),
         ]
         for c in content.bench.comparisons
@@ -57,7 +57,7 @@ def _speed(content: Content) -> list[str]:
         *("", "### Speed"),
         *_table(("what", "before", "after", "times as fast (p10 to p90)", "inputs"), rows),
         *("", sentence(content.bench.machine)),
-        *(f"- {sentence(n)}" for n in content.bench.notes[:_MOST_LINES]),
+        *(f"- {sentence(n)}" for n in [*words.shares(content.bench), *content.bench.notes[:_MOST_LINES]]),
     ]
 
 

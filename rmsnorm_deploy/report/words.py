@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from rmsnorm_deploy.check.bench import BenchResult, Comparison
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.op import ALL_FEATURES, Op
@@ -114,3 +115,14 @@ def verdict(content: Content) -> tuple[bool, str] | None:
     """Whether the verification passed, and its summary; None where there was none."""
     result = content.verification
     return None if result is None else (result.passed, result.summary())
+
+
+def speed(comparison: Comparison) -> str:
+    """How many times as fast the fused one is, or that nobody can tell."""
+    return f"{comparison.ratio:.2f} times as fast" if comparison.differs else "no difference beyond noise"
+
+
+def shares(result: BenchResult) -> list[str]:
+    """How much of the operators' time the norms take: one sentence, or none where that was not measured."""
+    said = "; ".join(map(str, result.shares))
+    return [f"The norms' share of the operators' time: {said}"] if said else []

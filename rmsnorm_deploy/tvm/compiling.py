@@ -85,6 +85,7 @@ def compile(
     blas: str = libraries.OPENBLAS,
     told: Callable[[Compiled], None] | None = None,
     progress: Told | None = None,
+    overwrite: bool = False,
 ) -> Compiled:
     """Compile ``model``, fused or not, into the folder ``output``: a shared library, the weights, and a JSON.
 
@@ -106,6 +107,7 @@ def compile(
         told: called with the result when the folder is in place; what it raises takes the folder away again.
         progress: called when each step begins, with its name, how many are done, and how many there are; at the end
             the name is empty.
+        overwrite: replace ``output`` where it is a compiled model or an empty folder, once the new one is complete.
 
     Raises:
         UsageError: the target, CPU, GPU or triple is unknown or not that of the log, ``blas`` is no such library,
@@ -125,7 +127,7 @@ def compile(
     if tuned is not None and len(gpus) > 1:
         raise UsageError(f"a log of tuning is about one GPU, and this is for {', '.join(gpus)}", "Add '--arch GPU'.")
     folder = output_path(output, folder=True)
-    _check_free(folder)
+    _check_free(folder, overwrite)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
     prefix = None if library is None else library.prefix
     passes = pipeline.passes(resolved, schedules, prefix)
@@ -186,7 +188,7 @@ def compile(
         files = (cubin.KERNELS, cubin.FUNCTIONS) if cuda_sources else ()
         description["kernel_files"] = {name: describing.part(made / name) for name in files}
         describing.write(made, description)
-        stage.publish(made, folder)
+        stage.publish(made, folder, overwrite=overwrite)
         steps.finish()
         used = None if schedules is None else schedules.used
         result = Compiled(
@@ -244,10 +246,12 @@ _READ, _IMPORT, _BUILD, _LINK, _WRITE = "read_and_fuse", "import", "compile_kern
 _AFTER_PASSES = (_BUILD, _LINK, _WRITE)
 
 
-def _check_free(folder: Path) -> None:
+def _check_free(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that cannot be made, before the time for compiling is spent."""
-    if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} exists already", "Name another folder, or remove it.")
+    if folder.is_symlink() or (folder.exists() and not overwrite):
+        raise UsageError(f"{folder} exists already", "Pass --force (overwrite=True in Python) to replace it.")
+    if folder.exists() and not describing.may_be_replaced(folder):
+        raise UsageError(f"{folder} is not a compiled model, so it is not replaced", "Name another folder.")
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} is not there", "Make it first.")

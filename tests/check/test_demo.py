@@ -1,6 +1,7 @@
 """The demonstration, from the library and from the command line; and the session sample."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,13 +57,21 @@ def test_without_the_library_the_demonstration_still_runs(capsys, monkeypatch):
 
 def test_without_the_models_it_says_where_to_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "__file__", str(tmp_path / "site" / "rmsnorm_deploy" / "check" / "demo.py"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingEnvironment, match="not part of an installed package"):
+    with pytest.raises(MissingEnvironment, match="not where the package was installed"):
         demo.model_folder()
     assert cli.main(["demo"]) == 4
     assert "make demo" in capsys.readouterr().err
-    monkeypatch.chdir(ROOT)
-    assert demo.model_folder() == ROOT / "samples" / "models"
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
+def test_an_installed_package_has_the_models(tmp_path, monkeypatch):
+    site, build = tmp_path / "site", tmp_path / "build"
+    off = ["-DRMSNORM_DEPLOY_CUDA=OFF"]
+    subprocess.run(["cmake", "-S", ROOT / "ops", "-B", build, *off], check=True, capture_output=True)
+    install = ["cmake", "--install", build, "--prefix", site, "--component", "demo_models"]
+    subprocess.run(install, check=True, capture_output=True)
+    monkeypatch.setattr(demo, "__file__", str(site / "rmsnorm_deploy" / "check" / "demo.py"))
+    assert {path.stem for path in demo.model_folder().glob("*.onnx")} == NORMS.keys()
 
 
 def test_the_models_of_a_checkout_are_found_from_everywhere(tmp_path, monkeypatch):

@@ -163,15 +163,11 @@ def test_odd_names_are_told_from_the_disk_being_full(fails, run, tmp_path):
     fails(3, "explain", long)
     fails(3, "verify", LLAMA, long)
     fails(2, "fuse", LLAMA, "-o", long)
-    fails(2, "fuse", LLAMA, "-o", f"{tmp_path / 'new'}/")
+    fails(2, "fuse", LLAMA, "-o", f"{tmp_path / 'damaged.npz'}/")
     fails(2, "fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify", "--inputs", tmp_path / "damaged.npz")
     before = listing(tmp_path)
     assert run("fuse", LLAMA, "-o", tmp_path / os.fsdecode(b"f\xff.onnx"), "--json")[0] == 0
     assert len(listing(tmp_path)) == len(before) + 1
-
-
-def test_stdout_is_no_output(fails):
-    assert "cannot be written to stdout" in fails(2, "fuse", LLAMA, "-o", "-")
 
 
 def test_another_form_of_a_fused_model_is_that_of_the_original(run, tmp_path):
@@ -222,7 +218,7 @@ def test_require(run, fails, tmp_path):
     for enough in ("5", "1", "0", "all"):
         assert run("fuse", LLAMA, "-o", out, "--force", "--require", enough)[0] == 0
     out.unlink()
-    assert "--require asks for 6 norms" in fails(1, "fuse", LLAMA, "-o", out, "--require", "6", stdout=True)
+    assert "--require asks for 6 norms" in fails(1, "fuse", LLAMA, "-o", out, "--require", "6")
     assert listing(tmp_path) == []
     fails(1, "fuse", LLAMA, "--dry-run", "--require", "6", stdout=True)
     assert "takes a number or 'all'" in fails(2, "fuse", LLAMA, "-o", out, "--require", "most")
@@ -248,7 +244,7 @@ def test_a_failed_verification_leaves_no_output(fails, tmp_path, monkeypatch):
         return fused, report
 
     replace_fuse(monkeypatch, wrong)
-    err = fails(1, "fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify", stdout=True)
+    err = fails(1, "fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify")  # and no table of what was fused
     assert "differs from its original" in err
     assert listing(tmp_path) == []
     fails(1, "fuse", LLAMA, "-o", tmp_path / "f.onnx", "--verify", "--json")
@@ -343,8 +339,7 @@ def test_output_refusals_are_exit_code_2(fails, run, tmp_path):
     assert "-o is missing" in fails(2, "fuse", path)
     assert "exists" in fails(2, "fuse", path, "-o", tmp_path / "there.onnx")
     assert "does not exist" in fails(2, "fuse", path, "-o", tmp_path / "no" / "f.onnx")
-    assert "is a folder" in fails(2, "fuse", path, "-o", tmp_path)
-    for same in ("m.onnx", "link.onnx", "hard.onnx"):
+    for same in ("m.onnx", "link.onnx", "hard.onnx", "."):
         assert "is the input" in fails(2, "fuse", path, "-o", tmp_path / same, "--force")
     assert "there is no form" in fails(2, "fuse", path, "-o", tmp_path / "f.onnx", "--form", "magic")
     assert "--dry-run makes none" in fails(2, "fuse", path, "--dry-run", "--verify")
@@ -402,8 +397,8 @@ def test_an_unexpected_error_is_one_line(fails, monkeypatch):
 
 
 def test_help_and_version(run):
-    status, out, _ = run("--version")
-    assert (status, out) == (0, f"rmsnorm-deploy {__version__}\n")
+    for version in ("--version", "-V"):
+        assert run(version)[:2] == (0, f"rmsnorm-deploy {__version__}\n")
     for command in ("fuse", "explain", "verify", "bench", "doctor", "demo"):
         status, out, err = run(command, "--help")
         assert (status, err) == (0, "")

@@ -1,6 +1,8 @@
 """``--report``: beside the output or alone, whatever comes of the command; never half-written, never over a file."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -80,7 +82,9 @@ def test_bench_and_explain_write_it(run, tmp_path):
     assert run("bench", GEMMA, "--seconds", "0.05", "--report", tmp_path / "b.html")[0] == 0
     text = (tmp_path / "b.html").read_text()
     assert text.count('<svg class="chart"') == 2
-    assert "times as fast" in text
+    assert "times as fast" in text or "no difference beyond noise" in text
+    assert "share of the operators" in text
+    assert "fused, form ort" in text
     assert " \u2192 " in text, "the norm that was timed has its time in the list"
     assert run("explain", GEMMA, "--report", tmp_path / "e.html")[0] == 0
     assert "would fuse 5 of 5" in (tmp_path / "e.html").read_text()
@@ -115,3 +119,30 @@ def test_a_report_that_fails_leaves_no_output(run, tmp_path, monkeypatch):
     assert status == 2
     assert "No space left" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_about_one_model(run, tmp_path):
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "m.onnx").write_bytes(GEMMA.read_bytes())
+    for given in ([GEMMA, models / "m.onnx"], [models]):
+        status, _, err = run("fuse", *given, "-o", tmp_path / "out", "--report", tmp_path / "r.html")
+        assert status == 2
+        assert "about one model" in err
+        assert [p.name for p in tmp_path.iterdir()] == ["models"]
+
+
+def test_one_model_into_a_folder_has_one_beside_it(run, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert run("fuse", GEMMA, "-o", f"{folder}/", "--report", folder)[0] == 0
+    assert sorted(p.name for p in folder.iterdir()) == [f"{GEMMA.stem}.html", GEMMA.name]
+    assert GEMMA.name in (folder / f"{GEMMA.stem}.html").read_text()
+
+
+def test_a_model_that_goes_to_stdout_has_one(tmp_path):
+    command = [sys.executable, "-m", "rmsnorm_deploy", "fuse", "-", "-o", "-", "--report", tmp_path / "r.html"]
+    done = subprocess.run(command, input=GEMMA.read_bytes(), capture_output=True, check=True)
+    assert any(n.domain == "rmsnorm_deploy" for n in onnx.load_from_string(done.stdout).graph.node)
+    assert b"wrote the report" in done.stderr
+    assert "fused 5 of 5" in (tmp_path / "r.html").read_text()

@@ -35,7 +35,8 @@ FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- Made from the code by `python -m tests.docs.reference`: change that, not this page. -->\n\n"
 
 EXIT_CODES = {
-    "0": "done; also where there was nothing to fuse or unfuse (with `--require all`, too): the output is then a copy",
+    "0": "done; also where there was nothing to fuse or unfuse: the output is then a copy (`--require all` wants at "
+    "least one norm)",
     errors.VerificationFailed: "`verify` found a difference; or `--verify` did, or `--require` was not met, and no "
     "output was written",
     errors.UsageError: "usage: an option is unknown, or options contradict each other; the output exists, is the "

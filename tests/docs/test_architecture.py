@@ -51,15 +51,15 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ sites ulp machine node_times result condition exact guess bench doctor original site_values comparison
-    beginning site_check verify demo
-cli: signals streams commands options outcome printing tree reporting app writing __init__ commands/*
+check: __init__ alone sites ulp machine outside shares result condition exact guess timing doctor original site_values
+    bench comparison beginning site_check verify demo
+cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
 fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
     provenance forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ leftovers graphs dead dims files skeleton text atomic calls equations external many_dimensions splice
-    commit cut sound made load weights validity opset save
+model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
+    many_dimensions splice commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
 recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
     size sizes state facts checks leading activation fused_forms magnitude our_nodes residual rounding step gate

@@ -22,9 +22,11 @@ from tests.support.torch_environment import run_with_torch
 
 SAMPLES = ROOT / "samples"
 ELSEWHERE = {
+    "docs/how-to/bench.md": "tests/docs/test_how_to_pages.py",
     "docs/how-to/convert.md": "tests/docs/test_convert_page.py",
     "docs/how-to/pipelines.md": "tests/benchmarks/test_pipelines.py",
     "docs/how-to/report.md": "tests/docs/test_report_page.py",
+    "docs/how-to/several-models.md": "tests/docs/test_how_to_pages.py",
 }
 """Pages whose code has a test of its own, which also says what comes out."""
 TORCH = {"docs/how-to/pytorch.md"}

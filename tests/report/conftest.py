@@ -59,7 +59,7 @@ def timings(place):
     sides = Timing("original", 120.0, 100.0, 2900.0, 50), Timing("fused, library's kernels", 60.5, 50.0, 90.0, 50)
     of = dict(before=sides[0], after=sides[1], baseline="onnxruntime 1.32.0", ratio=1.98, ratio_p10=1.2, ratio_p90=2.1)
     comparisons = (Comparison("model", "x int64[1, 8]", **of), Comparison("one norm", "x[1, 8]", **of, place=place))
-    return BenchResult(comparisons, "", "a machine", "1.32.0", 0, ("a note",), {place: 4.5})
+    return BenchResult(comparisons, "", "a machine", "1.32.0", 0, ("a note",), kernels={place: 4.5})
 
 
 @pytest.fixture(scope="session")

@@ -344,6 +344,24 @@ def test_where_time_goes_is_known(small, tmp_path, capfd):
     assert said["timings"].keys() == made.timings.keys()
 
 
+def test_a_compiled_model_is_replaced_and_nothing_else(small, tmp_path, capfd):
+    folder = tmp_path / "c"
+    command = ["compile", str(small / "m.onnx"), "-o", str(folder)]
+    folder.mkdir()
+    (folder / "letter").write_text("precious")
+    assert main([*command, "--force"]) == 2
+    assert "not a compiled model" in capfd.readouterr().err
+    (folder / "letter").unlink()
+    assert main(command) == 2
+    assert "--force" in capfd.readouterr().err
+    assert main([*command, "--force"]) == 0
+    first = (folder / "model.json").stat().st_ino
+    assert main([*command, "--force"]) == 0
+    assert (folder / "model.json").stat().st_ino != first
+    tvm.load(folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("where", ["terminal", "pipe"])
 def test_a_progress_bar_on_a_terminal_only(small, tmp_path, where):

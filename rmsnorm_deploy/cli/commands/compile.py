@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rmsnorm_deploy import tvm
-from rmsnorm_deploy.cli.options import JsonFlag, Mcpu, Mtriple, Target
+from rmsnorm_deploy.cli.options import Force, JsonFlag, Mcpu, Mtriple, Target
 from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, settle, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.tvm.targets.blas import OPENBLAS
@@ -43,6 +43,7 @@ def command(
             "none, or the path of a library that the system finds where the model runs.",
         ),
     ] = OPENBLAS,
+    force: Force = False,
     timings: Annotated[bool, typer.Option("--timings", help="Show what each step took.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -72,6 +73,7 @@ def command(
             blas=blas,
             told=told,
             progress=progress,
+            overwrite=force,
         )
     if made.tuned is not None:
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"

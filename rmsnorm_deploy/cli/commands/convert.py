@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rmsnorm_deploy.cli.each import Made, for_each
 from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, Seed, Shapes
-from rmsnorm_deploy.cli.printing import say, show
+from rmsnorm_deploy.cli.printing import Told, say, show
+from rmsnorm_deploy.cli.sources import Job, jobs_of
 from rmsnorm_deploy.cli.writing import Output, print_changes
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
 from rmsnorm_deploy.fusing.forms import DEFAULT
@@ -44,32 +45,36 @@ def command(
 
     --inputs, --shapes and --seed say what the comparison runs the models on. IN and its weights are never changed.
     """
-    started = time.perf_counter()
     wanted = _wanted(require)
-    place = Output(
-        model,
-        output,
-        example="converted.onnx",
-        verify=not dry_run if verify is None else verify,
-        dry_run=dry_run,
-        force=force,
-        inputs=inputs,
-        shapes=shapes,
-        seed=seed,
-        no_less_exact=True,
-    )
-    from rmsnorm_deploy.converting.convert import convert
 
-    result, report = convert(model, fuse=fuse, form=form, dry_run=dry_run)
-    if not as_json:
-        _print(report, proof=dry_run)
-    if wanted is not None and report.converted < (report.found if wanted < 0 else wanted):
-        raise VerificationFailed(
-            f"--require asks for {'all' if wanted < 0 else wanted} LayerNorms, and {report.summary()}",
-            "'rmsnorm-deploy convert MODEL --dry-run' says why the others are left; nothing was written.",
+    def make(job: Job, progress: Told | None) -> Made:
+        place = Output(
+            job,
+            example="converted.onnx",
+            verify=not dry_run if verify is None else verify,
+            dry_run=dry_run,
+            force=force,
+            inputs=inputs,
+            shapes=shapes,
+            seed=seed,
+            no_less_exact=True,
         )
-    place.write(result, report, as_json=as_json)
-    say(f"took {time.perf_counter() - started:.2f} s")
+        from rmsnorm_deploy.converting.convert import convert
+
+        if progress is not None:
+            progress("converting", 0, 0)
+        result, report = convert(job.path, fuse=fuse, form=form, dry_run=dry_run)
+        if wanted is not None and report.converted < (report.found if wanted < 0 else wanted):
+            raise VerificationFailed(
+                f"--require asks for {'all' if wanted < 0 else wanted} LayerNorms, and {report.summary()}",
+                "'rmsnorm-deploy convert MODEL --dry-run' says why the others are left; nothing was written.",
+            )
+        return Made(place, result, report)
+
+    if model.is_dir():
+        raise UsageError(f"{model} is a folder, and convert takes one model", "Name a file.")
+    with jobs_of([str(model)], output) as jobs:
+        for_each(jobs, make, as_json=as_json, table=lambda report: _print(report, proof=dry_run))
 
 
 def _wanted(require: str | None) -> int | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
 import typer
 
 from rmsnorm_deploy.cli.options import JsonFlag
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, show, table_of
 
 ORDER = 80
 """Its place in the list of commands."""
@@ -25,10 +24,12 @@ def command(
     started = time.perf_counter()
     folder = model_folder()
     rows = []
-    for row in demonstrate(folder, seconds=seconds):
-        rows.append(row)
-        if sys.stderr.isatty():
-            say(f"{row.name}: done")
+    with progress_bar("fusing, verifying and timing", shown=not as_json) as progress:
+        count = len(list(folder.glob("*.onnx")))
+        for row in demonstrate(folder, seconds=seconds):
+            rows.append(row)
+            if progress is not None:
+                progress("fusing, verifying and timing", len(rows), count)
     same = agreement(next(iter(sorted(folder.glob("*.onnx")))))
     passed = same.agrees and all(r.verification.passed for r in rows)
     if as_json:

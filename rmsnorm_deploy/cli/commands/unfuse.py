@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rmsnorm_deploy.cli.options import Force, Inputs, JsonFlag, Seed, Shapes
-from rmsnorm_deploy.cli.printing import say
+from rmsnorm_deploy.cli.each import Made, for_each
+from rmsnorm_deploy.cli.options import Force, Inputs, JsonFlag, Seed, Shapes, WeightsOption
+from rmsnorm_deploy.cli.printing import Told
+from rmsnorm_deploy.cli.sources import Job, jobs_of
 from rmsnorm_deploy.cli.writing import Output, print_report
 
 ORDER = 15
@@ -17,38 +17,47 @@ ORDER = 15
 
 
 def command(
-    model: Annotated[Path, typer.Argument(metavar="IN", help="The fused model.")],
+    models: Annotated[
+        list[str], typer.Argument(metavar="IN...", help="Fused models: files, folders, patterns; '-' for stdin.")
+    ],
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="OUT", help="The model in standard operators.")
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="OUT", help="In standard operators; a folder for several; '-' for stdout."
+        ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with IN before OUT appears.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
     force: Force = False,
+    weights: WeightsOption = None,
     inputs: Inputs = None,
     shapes: Shapes = None,
     seed: Seed = 0,
     as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Write every norm of ours in IN as standard operators, for runtimes that know nothing else.
 
-    --inputs, --shapes and --seed say what --verify runs the models on.
+    --inputs, --shapes and --seed say what --verify runs the models on. With several models, one that fails does not
+    stop the others, and the exit status is that of the worst.
     """
-    started = time.perf_counter()
-    place = Output(
-        model,
-        output,
-        example="plain.onnx",
-        verify=verify,
-        dry_run=dry_run,
-        force=force,
-        inputs=inputs,
-        shapes=shapes,
-        seed=seed,
-    )
-    from rmsnorm_deploy.fusing.unfuse import unfuse
 
-    plain, report = unfuse(model, dry_run=dry_run)
-    if not as_json:
-        print_report(report)
-    place.write(plain, report, as_json=as_json)
-    say(f"took {time.perf_counter() - started:.2f} s")
+    def make(job: Job, progress: Told | None) -> Made:
+        place = Output(
+            job,
+            example="plain.onnx",
+            verify=verify,
+            dry_run=dry_run,
+            force=force,
+            inputs=inputs,
+            shapes=shapes,
+            seed=seed,
+            weights=weights,
+        )
+        from rmsnorm_deploy.fusing.unfuse import unfuse
+
+        if progress is not None:
+            progress("unfusing", 0, 0)
+        return Made(place, *unfuse(job.path, dry_run=dry_run))
+
+    with jobs_of(models, output) as jobs:
+        return for_each(jobs, make, as_json=as_json, table=print_report)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rmsnorm_deploy.cli.options import Inputs, JsonFlag, Seed, Shapes, load_inputs, shapes_of
-from rmsnorm_deploy.cli.printing import add_row, print_json, say, show, table_of
+from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, show, table_of
 from rmsnorm_deploy.cli.reporting import Report, ReportFile, ReportForce
 
 ORDER = 30
@@ -39,16 +39,18 @@ def command(
     page = ReportFile(report_file, original, context, force=force)
     from rmsnorm_deploy.check.verify import verify
 
-    result = verify(
-        original,
-        fused,
-        inputs=load_inputs(inputs, original),
-        shapes=shapes_of(shapes),
-        seed=seed,
-        rtol=rtol,
-        atol=atol,
-        save_inputs=save_inputs,
-    )
+    with progress_bar("reading", shown=not as_json) as progress:
+        result = verify(
+            original,
+            fused,
+            inputs=load_inputs(inputs, original),
+            shapes=shapes_of(shapes),
+            seed=seed,
+            rtol=rtol,
+            atol=atol,
+            save_inputs=save_inputs,
+            progress=progress,
+        )
     page.write(fused=fused, verification=result)
     if as_json:
         print_json(result.to_dict())

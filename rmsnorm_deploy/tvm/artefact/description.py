@@ -63,6 +63,17 @@ def write(folder: Path, description: Mapping[str, Any]) -> None:
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
 
+def may_be_replaced(folder: Path) -> bool:
+    """Whether what is there is a compiled model of any release, or an empty folder: nothing else is taken away."""
+    try:
+        if not any(folder.iterdir()):
+            return True
+        description = json.loads(read_text(folder / DESCRIPTION))
+        return "schema_version" in description and (folder / LIBRARY).is_file()
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
 def read(folder: Path) -> dict[str, Any]:
     """What ``model.json`` in ``folder`` says, its entries of the types that they have to have.
 
