@@ -17,6 +17,7 @@ from rmsnorm_deploy.check.site_values import kind_of, made, received, sets_neede
 from rmsnorm_deploy.check.sites import Side, Site, batch, find_sites
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.fusing.neighbours import neighbours_in
 from rmsnorm_deploy.model.cut import value_types
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
@@ -45,12 +46,11 @@ def check_sites(before: Runnable, after: Runnable, feeds: Feeds, seed: int = 0) 
         feeds: inputs of both.
         seed: of the made rows.
     """
-    fresh, report = fuse(before.proto)
+    ours = [n.op_type for n in nodes_of(after.proto.graph) if n.domain == DOMAIN]
+    fresh, report = fuse(before.proto, also=neighbours_in(ours))
     sites = find_sites(before.proto, after.proto, report.fused)
     notes = []
-    inside = sum(n.domain == DOMAIN for n in nodes_of(after.proto.graph)) - sum(
-        n.domain == DOMAIN for n in after.proto.graph.node
-    )
+    inside = len(ours) - sum(n.domain == DOMAIN for n in after.proto.graph.node)
     if inside:
         notes.append(f"{inside} norms in subgraphs were compared by the model's outputs only")
     placed = [s for s in sites if s.norm is not None]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rmsnorm_deploy.fusing.forms import NAMES
+from rmsnorm_deploy.fusing.neighbours import IN_WORDS
 from rmsnorm_deploy.tvm.targets.registry import TARGETS_IN_WORDS
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")]
@@ -30,6 +31,10 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the input generator
 Threads = Annotated[int, typer.Option("--threads", min=0, help="Within an operator; 0 is onnxruntime's choice.")]
 
 FormOption = Annotated[str, typer.Option("--form", metavar="FORM", help=f"How norms are written: {', '.join(NAMES)}.")]
+AlsoOption = Annotated[
+    list[str] | None,
+    typer.Option("--also", metavar="NAME", help=f"What else goes into the operators: {IN_WORDS}; may be repeated."),
+]
 OldFormOption = Annotated[str | None, typer.Option("--op", metavar="FORM", hidden=True)]
 """What ``--form`` was called before."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable
 from typing import overload
 
 import onnx
@@ -13,25 +14,37 @@ from rmsnorm_deploy.fusing.apply import apply
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named, writer_of
 from rmsnorm_deploy.fusing.guard import model_errors
 from rmsnorm_deploy.fusing.mending import Mended, mend, repeated_bodies
+from rmsnorm_deploy.fusing.neighbours import neighbours_named
 from rmsnorm_deploy.fusing.prepare import prepared
 from rmsnorm_deploy.fusing.report import FusionReport, Task
 from rmsnorm_deploy.installed import require_versions
 from rmsnorm_deploy.model.load import load_proto, to_ir
 from rmsnorm_deploy.model.splice import splice
+from rmsnorm_deploy.recognise.neighbours import Neighbour
 
 
 @overload
 def fuse(
-    model: str | os.PathLike[str] | onnx.ModelProto, *, form: Form | str = ..., dry_run: bool = ...
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    form: Form | str = ...,
+    dry_run: bool = ...,
+    also: Iterable[Neighbour | str] = ...,
 ) -> tuple[onnx.ModelProto, FusionReport]: ...
 
 
 @overload
-def fuse(model: ir.Model, *, form: Form | str = ..., dry_run: bool = ...) -> tuple[ir.Model, FusionReport]: ...
+def fuse(
+    model: ir.Model, *, form: Form | str = ..., dry_run: bool = ..., also: Iterable[Neighbour | str] = ...
+) -> tuple[ir.Model, FusionReport]: ...
 
 
 def fuse(
-    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form: Form | str = DEFAULT, dry_run: bool = False
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model,
+    *,
+    form: Form | str = DEFAULT,
+    dry_run: bool = False,
+    also: Iterable[Neighbour | str] = (),
 ) -> tuple[onnx.ModelProto | ir.Model, FusionReport]:
     """Write every RMSNorm of ``model`` as one operator.
 
@@ -45,6 +58,9 @@ def fuse(
             form ``onnx`` raises the model to opset 23. Norms that are our nodes already stay so in the form ``plugin``;
             for every other form they are unfused first.
         dry_run: only say what would be done; the model returned is the original (for a path: as loaded).
+        also: what else goes into the operators, in the forms ``plugin`` and ``standard``: ``"gates"``, the activated
+            gate of norms in state-space and linear-attention models. Without, such a norm is fused alone, and the
+            report has a note.
 
     Returns:
         The fused model, an ``onnx_ir.Model`` for one and an ``onnx.ModelProto`` otherwise, and the report.
@@ -52,13 +68,17 @@ def fuse(
     Raises:
         ModelError: the file cannot be read or is not safe, the graph contradicts itself, or its ai.onnx opset is older
             than 11.
-        UsageError: there is no such form, or ``model`` is of another type.
+        UsageError: there is no such form or neighbour, or ``model`` is of another type.
     """
-    return rewritten(model, form_named(form), dry_run, "fuse")
+    return rewritten(model, form_named(form), dry_run, "fuse", neighbours_named(also))
 
 
 def rewritten(
-    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, form: Form, dry_run: bool, task: Task
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model,
+    form: Form,
+    dry_run: bool,
+    task: Task,
+    also: Collection[Neighbour] = (),
 ) -> tuple[onnx.ModelProto | ir.Model, FusionReport]:
     """What :func:`fuse` and :func:`rmsnorm_deploy.unfuse` do. Arguments, results and errors are theirs."""
     if not isinstance(model, (str, os.PathLike, onnx.ModelProto, ir.Model)):
@@ -68,18 +88,24 @@ def rewritten(
     require_versions()
     with model_errors(model):
         if isinstance(model, ir.Model):
-            return _rewritten_ir(model, form, dry_run, task)
+            return _rewritten_ir(model, form, dry_run, task, also)
         if isinstance(model, onnx.ModelProto):
-            return _rewritten_proto(model, None, form, dry_run, task)
-        return _rewritten_proto(load_proto(model), os.fspath(model), form, dry_run, task)
+            return _rewritten_proto(model, None, form, dry_run, task, also)
+        return _rewritten_proto(load_proto(model), os.fspath(model), form, dry_run, task, also)
 
 
-def explain(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form: Form | str = DEFAULT) -> FusionReport:
+def explain(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model,
+    *,
+    form: Form | str = DEFAULT,
+    also: Iterable[Neighbour | str] = (),
+) -> FusionReport:
     """Say what :func:`fuse` would do, and why it would leave the other candidates alone.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         form: what the norms would be written as: a :class:`rmsnorm_deploy.Form` or its name.
+        also: what else would go into their operators: see :func:`fuse`.
 
     Returns:
         The report of a dry run.
@@ -87,7 +113,7 @@ def explain(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, form:
     Raises:
         ModelError: as :func:`fuse`; so does UsageError.
     """
-    return fuse(model, form=form, dry_run=True)[1]
+    return fuse(model, form=form, dry_run=True, also=also)[1]
 
 
 def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mended]:
@@ -104,7 +130,9 @@ def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mended]:
     return result, mended
 
 
-def _rewritten_ir(model: ir.Model, form: Form, dry_run: bool, task: Task) -> tuple[ir.Model, FusionReport]:
+def _rewritten_ir(
+    model: ir.Model, form: Form, dry_run: bool, task: Task, also: Collection[Neighbour]
+) -> tuple[ir.Model, FusionReport]:
     try:
         copy = model.clone()
     except (RuntimeError, ValueError) as error:
@@ -112,7 +140,7 @@ def _rewritten_ir(model: ir.Model, form: Form, dry_run: bool, task: Task) -> tup
             f"the model cannot be copied: {error}",
             "onnx_ir has no sparse initializers; pass the path or the onnx.ModelProto.",
         ) from error
-    plan = prepared(copy, form, task=task)
+    plan = prepared(copy, form, task=task, also=also)
     if dry_run:
         return model, plan.report()
     report = plan.report(apply(plan).fused)
@@ -120,7 +148,7 @@ def _rewritten_ir(model: ir.Model, form: Form, dry_run: bool, task: Task) -> tup
 
 
 def _rewritten_proto(
-    proto: onnx.ModelProto, path: str | None, form: Form, dry_run: bool, task: Task
+    proto: onnx.ModelProto, path: str | None, form: Form, dry_run: bool, task: Task, also: Collection[Neighbour]
 ) -> tuple[onnx.ModelProto, FusionReport]:
     """Rewrite a model in memory, which is the caller's unless it was read from ``path``."""
     declared: list[onnx.ValueInfoProto] = []
@@ -131,7 +159,7 @@ def _rewritten_proto(
         del proto.graph.value_info[:]
     model = to_ir(proto, path)
     before = tuple(model.graph)
-    plan = prepared(model, form, proto, declared, task)
+    plan = prepared(model, form, proto, declared, task, also)
     proto.graph.value_info.extend(declared)
     if dry_run:
         return _own(proto, path), plan.report()

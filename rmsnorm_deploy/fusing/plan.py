@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -22,6 +22,7 @@ from rmsnorm_deploy.op import DOMAIN, version_of
 from rmsnorm_deploy.op.traces import about_inlined
 from rmsnorm_deploy.recognise.engine import candidates, facts_of, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
+from rmsnorm_deploy.recognise.neighbours import Neighbour
 from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
@@ -122,6 +123,7 @@ def planned(
     declared: Sequence[onnx.ValueInfoProto] = (),
     mended: Mended | None = None,
     task: Task = "fuse",
+    also: Collection[Neighbour] = (),
 ) -> Plan:
     """What fusing ``model`` in ``form``, or unfusing it, would do.
 
@@ -133,6 +135,7 @@ def planned(
         mended: what was put right in ``model`` beforehand.
         task: "fuse": the norms that are recognised and, where the form is the standard one, those that are our nodes;
             "unfuse": only the latter.
+        also: neighbours of norms that are taken in.
 
     Raises:
         ModelError: the model's ai.onnx opset is too old for the form and cannot be raised; or the model imports a
@@ -152,7 +155,7 @@ def planned(
         version_of(model.opset_imports)
     except ValueError as error:
         raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
-    matches, misses = ([], []) if task == "unfuse" else recognise(model, proto, graphs, declared)
+    matches, misses = ([], []) if task == "unfuse" else recognise(model, proto, graphs, declared, also)
     if form is STANDARD and any(name.startswith(f"{DOMAIN}::") for name in ops):
         ours, invalid = read_all(facts_of(model, proto, graphs, declared), graphs, model.opset_imports)
         place = {node: i for i, node in enumerate(n for g in graphs for n in g.nodes)}

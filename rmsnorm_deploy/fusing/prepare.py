@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -13,6 +13,7 @@ from rmsnorm_deploy.fusing.forms import DEFAULT, STANDARD, Form
 from rmsnorm_deploy.fusing.mending import mend, repeated_bodies
 from rmsnorm_deploy.fusing.plan import Plan, planned
 from rmsnorm_deploy.fusing.report import Task
+from rmsnorm_deploy.recognise.neighbours import Neighbour
 
 
 def prepared(
@@ -21,6 +22,7 @@ def prepared(
     proto: onnx.ModelProto | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
     task: Task = "fuse",
+    also: Collection[Neighbour] = (),
 ) -> Plan:
     """What is to be done to ``model``, once everything is done to it that comes first.
 
@@ -33,6 +35,7 @@ def prepared(
         proto: the same model as a proto, where the caller has one; it is not changed.
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
         task: what is to be done.
+        also: neighbours of norms that are taken in.
 
     Raises:
         ModelError: as :func:`rmsnorm_deploy.fusing.mending.mend` and :func:`rmsnorm_deploy.fusing.plan.planned`.
@@ -41,13 +44,13 @@ def prepared(
     # inference reads the proto, which is as it was
     proto = None if mended else proto
     if form in (Form(DEFAULT), STANDARD):
-        return planned(model, form, proto, mended.declared, mended, task)
+        return planned(model, form, proto, mended.declared, mended, task, also)
     first = planned(model, STANDARD, proto, mended.declared, mended, "unfuse")
     if not first.matches:
-        return planned(model, form, proto, mended.declared, mended, task)
+        return planned(model, form, proto, mended.declared, mended, task, also)
     changes = apply(first)
     done = dataclasses.replace(
         mended, touched=changes.touched, functions=changes.functions, bodies=changes.bodies, renamed=changes.renamed
     )
-    plan = planned(model, form, None, mended.declared, done, task)
+    plan = planned(model, form, None, mended.declared, done, task, also)
     return dataclasses.replace(plan, ops=first.ops, unfused=len(first.matches))

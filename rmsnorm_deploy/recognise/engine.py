@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.gate import with_gate
 from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.neighbours import Neighbour
 from rmsnorm_deploy.recognise.reduction import open_candidate
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -37,6 +39,7 @@ def recognise(
     proto: onnx.ModelProto | None = None,
     graphs: list[Scope] | None = None,
     declared: Sequence[onnx.ValueInfoProto] = (),
+    also: Collection[Neighbour] = (),
 ) -> tuple[list[Match], list[Miss]]:
     """Every norm of ``model``, and every candidate that is not one, both in graph order. The model is not changed.
 
@@ -45,6 +48,7 @@ def recognise(
         proto: the same model as a proto, where the caller has one; it is not changed.
         graphs: ``scopes(model)``, where the caller has them.
         declared: types and shapes of the main graph's values that ``model`` and ``proto`` were made without.
+        also: neighbours of norms that are taken in; others get a note.
     """
     graphs = scopes(model) if graphs is None else graphs
     starts = candidates(graphs)
@@ -82,10 +86,19 @@ def recognise(
             results = agreed([results, *more], bindings[scope.root], candidate.site)
         for result in results:
             if isinstance(result, Match):
-                matches.append(with_gate(facts, result))
+                matches.append(_with_neighbours(facts, result, also))
             else:
                 misses.append(result)
     return _without_overlap(matches), misses
+
+
+def _with_neighbours(facts: Facts, match: Match, also: Collection[Neighbour]) -> Match:
+    gated = with_gate(facts, match)
+    if gated is match or Neighbour.GATES in also:
+        return gated
+    name = Neighbour.GATES.value
+    note = f"its gate stays in nodes of its own: GatedRMSNorm takes it in where '{name}' are asked for as well"
+    return dataclasses.replace(match, notes=(*match.notes, note))
 
 
 def facts_of(

@@ -14,6 +14,7 @@ from rmsnorm_deploy.check.bench import BenchResult
 from rmsnorm_deploy.check.result import VerificationResult
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.fusing.neighbours import neighbours_in
 from rmsnorm_deploy.fusing.report import FusionReport
 from rmsnorm_deploy.fusing.unfuse import unfuse
 from rmsnorm_deploy.model.atomic import staging, write_new
@@ -121,7 +122,7 @@ def writing_report(
     if fusion is None:
         fusion = fuse(model, dry_run=True)[1]
     if fused is None:
-        fused = unfuse(model)[0] if fusion.task == "unfuse" else fuse(model, form=fusion.form)[0]
+        fused = unfuse(model)[0] if fusion.task == "unfuse" else _fused_as(model, fusion)
     said = content(
         Path(source).name if source is not None else _name(model),
         _as_ir(model),
@@ -151,3 +152,7 @@ def _name(model: Model) -> str:
     """What a model in memory calls itself."""
     graph = getattr(model, "graph", None)
     return str(getattr(graph, "name", "") or "a model in memory")
+
+
+def _fused_as(model: Model, fusion: FusionReport) -> Model:
+    return fuse(model, form=fusion.form, also=neighbours_in(f.op for f in fusion.fused))[0]

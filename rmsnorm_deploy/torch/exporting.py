@@ -12,6 +12,7 @@ import torch
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.forms import DEFAULT, Form, form_named
 from rmsnorm_deploy.fusing.fuse import fuse
+from rmsnorm_deploy.fusing.neighbours import ALL
 from rmsnorm_deploy.fusing.report import FusionReport
 from rmsnorm_deploy.fusing.unfuse import unfuse
 from rmsnorm_deploy.model.files import check_output, output_path
@@ -33,7 +34,7 @@ def export(
 
     ``torch.nn.RMSNorm``, ``torch.nn.functional.rms_norm`` and the operators of :mod:`rmsnorm_deploy.torch` come out
     directly, whatever the release of PyTorch makes of them; norms that the module writes out are recognised, and so are
-    additions in front of norms.
+    additions in front of norms and the gates around them.
 
     Args:
         module: a ``torch.nn.Module``, or a ``torch.export.ExportedProgram``.
@@ -65,7 +66,7 @@ def export(
     program = torch.onnx.export(module, tuple(args), dynamo=True, custom_translation_table=table, **options)
     # our nodes are written out and found again, so that what stands around them is looked at as well
     plain, _ = unfuse(program.model)
-    fused, report = fuse(plain, form=chosen)
+    fused, report = fuse(plain, form=chosen, also=ALL)
     if path is not None:
         save(fused, path, overwrite=overwrite)
     return fused, report

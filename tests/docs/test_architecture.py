@@ -56,14 +56,14 @@ check: __init__ alone sites ulp machine outside shares result condition exact gu
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
-fusing: __init__ clearing copies draft names report touched foreign guard form inlined our_node forms trailing mending
-    provenance forms/* plan apply prepare fuse pass_ unfuse
+fusing: __init__ clearing copies draft names report touched foreign guard neighbours form inlined our_node forms
+    trailing mending provenance forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
     many_dimensions splice commit cut sound made load weights validity opset save
 op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
-recognise: __init__ match scopes element_types folding sameness long_vectors origin refusal bindings inference factor
-    size sizes state facts checks leading activation fused_forms magnitude our_nodes residual rounding step gate
-    square keepdims normalised output statistic reduction variance grammar ending engine
+recognise: __init__ match scopes element_types neighbours folding sameness long_vectors origin refusal bindings
+    inference factor size sizes state facts checks leading activation fused_forms magnitude our_nodes residual
+    rounding step gate square keepdims normalised output statistic reduction variance grammar ending engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session

@@ -2,9 +2,11 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import rmsnorm_deploy
+from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.op.reference import rms_norm
 from tests.support.graphs import nodes_of, same_results
 from tests.support.spellings.graph import I64, D, F, Graph, H, V
@@ -70,7 +72,7 @@ def model_of(build, dtype=F, gate_dtype=None, opset=18, shape=SHAPE):
 
 
 def fused_of(model, form="plugin"):
-    fused, report = rmsnorm_deploy.fuse(model, form=form)
+    fused, report = rmsnorm_deploy.fuse(model, form=form, also=["gates"])
     onnx.checker.check_model(fused, full_check=True)
     return fused, report
 
@@ -120,7 +122,7 @@ def test_operators_of_newer_opsets_and_of_onnxruntime():
     found(model, 0, 1)
     model = model_of(lambda g, x, z, w: norm(g, x * CONTRIB["QuickGelu"](g, z)) * w)
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    assert nodes_of(rmsnorm_deploy.fuse(model)[0]) == ["GatedRMSNorm"]
+    assert nodes_of(rmsnorm_deploy.fuse(model, also=["gates"])[0]) == ["GatedRMSNorm"]
 
 
 @pytest.mark.parametrize(
@@ -220,10 +222,42 @@ def test_a_residual_stays_in_front_of_a_gate():
     same_results(model, fused, data())
 
 
+@pytest.mark.parametrize("form", ["plugin", "standard"])
+def test_without_being_asked_for_a_gate_stays_and_a_note_says_how_it_goes(form):
+    model = model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) * w)
+    fused, report = rmsnorm_deploy.fuse(model, form=form)
+    (one,) = report.fused
+    assert (one.op, one.gate) == ("RMSNorm", "")
+    assert "'gates'" in one.notes[-1]
+    same_results(model, fused, data())
+    assert rmsnorm_deploy.explain(model).fused[0].op == "RMSNorm"
+    assert rmsnorm_deploy.explain(model, also=["gates"]).fused[0].op == "GatedRMSNorm"
+
+
+def test_one_that_has_taken_its_gate_in_keeps_it():
+    fused, _ = fused_of(model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) * w))
+    again, report = rmsnorm_deploy.fuse(fused)
+    assert again == fused
+    assert not report.fused
+
+
+@pytest.mark.parametrize(("also", "said"), [("gates", "sequence"), (["gate"], "no neighbours 'gate'")])
+def test_names_of_neighbours_are_checked(also, said):
+    with pytest.raises(UsageError, match=said):
+        rmsnorm_deploy.fuse(model_of(lambda g, x, z, w: norm(g, x) * w), also=also)
+
+
+def test_the_pass_takes_gates_in():
+    model = model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) * w)
+    ours = rmsnorm_deploy.RmsNormFusionPass(also=["gates"])
+    result = ours(ir.from_proto(model))
+    assert [n.op_type for n in result.model.graph] == ["GatedRMSNorm"]
+
+
 @pytest.mark.parametrize("form", ["onnx", "ort"])
 def test_other_forms_leave_the_gate_to_nodes_of_its_own_and_say_so(form):
     model = model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) * w, opset=23)
-    fused, report = rmsnorm_deploy.fuse(model, form=form)
+    fused, report = rmsnorm_deploy.fuse(model, form=form, also=["gates"])
     assert nodes_of(fused, "").count("Mul") == 2
     assert "has no gate" in report.fused[0].notes[-1]
     same_results(model, fused, data())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rmsnorm_deploy.cli.options import FormOption, JsonFlag, OldFormOption
+from rmsnorm_deploy.cli.options import AlsoOption, FormOption, JsonFlag, OldFormOption
 from rmsnorm_deploy.cli.outcome import outcome
 from rmsnorm_deploy.cli.printing import print_json, say, show
 from rmsnorm_deploy.cli.reporting import Report, ReportFile, ReportForce
@@ -25,6 +25,7 @@ def command(
     everything: Annotated[bool, typer.Option("--all", help="Also reductions that are not a mean square.")] = False,
     form: FormOption = DEFAULT,
     op: OldFormOption = None,
+    also: AlsoOption = None,
     report_file: Report = None,
     force: ReportForce = False,
     as_json: JsonFlag = False,
@@ -35,7 +36,7 @@ def command(
     from rmsnorm_deploy.op import Op
     from rmsnorm_deploy.op.words import meaning
 
-    _, report = fuse(model, form=op or form, dry_run=True)
+    _, report = fuse(model, form=op or form, dry_run=True, also=also or ())
     fused, missed = list(report.fused), list(report.missed)
     if site is not None:
         fused = [f for f in fused if site in (f.node, f.output, *f.removed, *f.kept)]

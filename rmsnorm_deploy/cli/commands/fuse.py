@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from rmsnorm_deploy.cli.each import Made, for_each
-from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, OldFormOption, Seed, Shapes, WeightsOption
+from rmsnorm_deploy.cli.options import (
+    AlsoOption,
+    Force,
+    FormOption,
+    Inputs,
+    JsonFlag,
+    OldFormOption,
+    Seed,
+    Shapes,
+    WeightsOption,
+)
 from rmsnorm_deploy.cli.printing import Told, say
 from rmsnorm_deploy.cli.reporting import Report, ReportFile, require_one
 from rmsnorm_deploy.cli.sources import Job, jobs_of
@@ -42,6 +52,7 @@ def command(
     weights: WeightsOption = None,
     form: FormOption = DEFAULT,
     op: OldFormOption = None,
+    also: AlsoOption = None,
     inputs: Inputs = None,
     shapes: Shapes = None,
     seed: Seed = 0,
@@ -75,7 +86,7 @@ def command(
 
         if progress is not None:
             progress("fusing", 0, 0)
-        fused, report = fuse(job.path, form=op or form, dry_run=dry_run)
+        fused, report = fuse(job.path, form=op or form, dry_run=dry_run, also=also or ())
         _check_required(wanted, report, allowed)
         return Made(place, fused, report)
 
