@@ -62,9 +62,11 @@ def build(tmp_path_factory):
 
 
 def driver(build):
-    build.make("rmsnorm_deploy_common")
-    folder = build.folder / "CMakeFiles" / "rmsnorm_deploy_common.dir"
-    objects = sorted([*folder.glob("cpu/**/*.o"), *folder.glob("contract/*.o")])
+    objects = []
+    for target in ("rmsnorm_deploy_common", "rmsnorm_deploy_offered"):
+        build.make(target)
+        folder = build.folder / "CMakeFiles" / f"{target}.dir"
+        objects += sorted([*folder.glob("cpu/**/*.o"), *folder.glob("contract/*.o")])
     assert objects
     return build.program(Path(__file__).with_name("far_end.cpp"), *objects)
 
