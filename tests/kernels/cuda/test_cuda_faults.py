@@ -75,7 +75,8 @@ FAULTS = [
     Fault(
         "unaligned vector load",
         "plan.cu",
-        "aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) && aligned(launch.gate.data);\n  const bool in_rows",
+        "aligned(a.x) && aligned(a.residual) && aligned(a.y) && aligned(a.sum) && aligned(launch.gate.data);\n"
+        "  const bool in_rows",
         "true;\n  const bool in_rows",
         PLAN,
         *(kernel_tests.test_one_tensor_off_by_an_element, (F32, (4, 64)), "misaligned: needs a multiple of 16"),
