@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -32,7 +33,7 @@ def splice(
         bodies: those of them that are to stand in the file exactly so.
         renamed: values that have another name now, by the old one.
     """
-    _metadata(proto, model)
+    _agree(proto.metadata_props, model.metadata_props, "key", "value")
     _rename(proto.graph, renamed)
     known = dict(zip(before, proto.graph.node, strict=True))
     outputs_before = {o for n in proto.graph.node for o in n.output}
@@ -54,29 +55,27 @@ def splice(
     _value_info(proto.graph, outputs_before.difference(o.name or "" for n in model.graph for o in n.outputs), made)
     _functions(proto, model, {f.identifier() for f in functions}, bodies)
     proto.ir_version = model.ir_version
-    for i in reversed(range(len(proto.opset_import))):
-        if proto.opset_import[i].domain not in model.opset_imports:
-            del proto.opset_import[i]
-    versions = {o.domain: o for o in proto.opset_import}
-    for domain, version in model.opset_imports.items():
-        if domain not in versions:
-            proto.opset_import.add(domain=domain, version=version)
-        elif versions[domain].version != version:
-            versions[domain].version = version
+    _agree(proto.opset_import, model.opset_imports, "domain", "version")
 
 
-def _metadata(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Give ``proto`` the metadata of ``model``; entries that do not differ stay where they are."""
-    there = {p.key for p in proto.metadata_props}
-    for i in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[i].key not in model.metadata_props:
-            del proto.metadata_props[i]
-    known = {p.key: p for p in proto.metadata_props}
-    for key, value in model.metadata_props.items():
-        if key not in there:
-            proto.metadata_props.add(key=key, value=value)
-        elif known[key].value != value:
-            known[key].value = value
+def _agree(entries: Any, wanted: Mapping[str, Any], key: str, value: str) -> None:
+    """Make ``entries`` say what ``wanted`` does; those that do not differ stay where they are.
+
+    Args:
+        entries: a repeated field of a proto.
+        wanted: what every entry is to hold, by its key.
+        key: the field of an entry that holds the key.
+        value: the one that holds the rest.
+    """
+    for i in reversed(range(len(entries))):
+        if getattr(entries[i], key) not in wanted:
+            del entries[i]
+    known = {getattr(entry, key): entry for entry in entries}
+    for name, held in wanted.items():
+        if name not in known:
+            entries.add(**{key: name, value: held})
+        elif getattr(known[name], value) != held:
+            setattr(known[name], value, held)
 
 
 def _carry_over(old: onnx.NodeProto, new: onnx.NodeProto) -> None:
