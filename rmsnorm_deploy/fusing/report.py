@@ -71,12 +71,12 @@ def described(match: Match, version: int) -> FusedNorm:
         return (value.name or "") if value is not None else ""
 
     return FusedNorm(
-        node=node_name(match.nodes[-1]),
+        node=node_name(match.end),
         op=parameters.op.value,
         scope=match.site.scope,
         x=name(match.x),
         scale=name(match.scale),
-        output=name(match.output),
+        output=name(_output(match)),
         residual=name(match.residual),
         axes=parameters.axes,
         epsilon=parameters.epsilon,
@@ -88,6 +88,12 @@ def described(match: Match, version: int) -> FusedNorm:
         kept=(),
         notes=match.notes,
     )
+
+
+def _output(match: Match) -> ir.Value:
+    """What is left of the norm's result for others to read."""
+    quantised = match.quantised
+    return match.output if quantised is None or quantised.keeps_y else quantised.outputs[0][0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,9 @@ class Writer(Protocol[Value]):
     def finish(self, value: Value) -> None:
         """``value`` in X's type is the output ``Y``."""
 
+    def quantise(self, *, dynamic: bool) -> None:
+        """The output ``Y`` as QuantizeLinear, or else DynamicQuantizeLinear, has it, is the output ``quantized``."""
+
 
 def write(op: Op, to: Writer[Value]) -> None:
     """Write ``op`` step by step, as :mod:`rmsnorm_deploy.op.definition` states it.
@@ -59,3 +62,5 @@ def write(op: Op, to: Writer[Value]) -> None:
         rms = to.combined("Max", rms, "rms_floor")
     y = to.applied("Mul", to.divided(x, rms), "scale")
     to.finish(to.applied("Add", y, "bias") if general else y)
+    if op.quantises:
+        to.quantise(dynamic=op.is_dynamic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 
@@ -86,7 +87,9 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             found=f"{state.least:g}",
         )
     source_size = facts.size(x, state.source.axes)
-    values = {n: state.attribute(n) for n in attribute_names(Op.GENERAL_RMS_NORM) if n in state.attributes}
+    values: dict[str, Any] = {
+        n: state.attribute(n) for n in attribute_names(Op.GENERAL_RMS_NORM) if n in state.attributes
+    }
     for name, value in values.items():
         _fits_float32(name, value)
         if double and as_float32(value) != value:

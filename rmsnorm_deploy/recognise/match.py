@@ -71,6 +71,30 @@ class Miss:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantised:
+    """How the result of a norm is quantised.
+
+    Attributes:
+        outputs: for each node that does it, the values that it gives: the quantised one and, where the scale is made of
+            the range, scale and zero point. All nodes give the same.
+        scale: the given scale, or None where it is made of the range.
+        scale_dtype: its element type.
+        zero_point: the given zero point; None for 0.
+        dtype: element type of the quantised value.
+        precision: that of the quotient.
+        keeps_y: whether something else reads the result, too.
+    """
+
+    outputs: tuple[tuple[ir.Value, ...], ...] = ()
+    scale: ir.Value | None = None
+    scale_dtype: ir.DataType = ir.DataType.FLOAT
+    zero_point: ir.Value | None = None
+    dtype: ir.DataType = ir.DataType.UINT8
+    precision: ir.DataType = ir.DataType.FLOAT
+    keeps_y: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Match:
     """A norm that can be written as one operator.
 
@@ -98,7 +122,9 @@ class Match:
         notes: what a user should know about this site, one sentence each.
         references: parameters that are attributes of the function that the norm stands in, by name: every call gives
             its own number, and ``parameters`` has that of the first one.
-        plain: the same norm with the addition in front of it left to a node of its own; None where it takes in none.
+        plain: the same norm with the addition in front of it, or with what quantises it, left to a node of its own;
+            None where it takes in neither.
+        quantised: how the result is quantised by the same operator; None where it is not.
     """
 
     site: Site
@@ -124,3 +150,9 @@ class Match:
     notes: tuple[str, ...] = ()
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     plain: Match | None = None
+    quantised: Quantised | None = None
+
+    @property
+    def end(self) -> ir.Node:
+        """The last node of the norm itself."""
+        return self.nodes[-1] if self.quantised is None or self.plain is None else self.plain.end

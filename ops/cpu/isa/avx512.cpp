@@ -98,6 +98,8 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(more)));
 }
+#define HAS_EXCEEDS
+INLINE bool exceeds(Vector v, float limit) { return _mm512_cmp_ps_mask(v, set1(limit), _CMP_GT_OQ) != 0; }
 INLINE void store_bytes(unsigned char* p, Words w) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));
 }

@@ -5,11 +5,11 @@
 #include <string>
 
 #include "../../contract/check.h"
-#include "../../contract/versions.h"
 #include "../../include/rms_norm_cuda.h"
 #include "../errors.h"
 #include "../work.h"
 #include "attributes.h"
+#include "params.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -51,11 +51,7 @@ class Norm final : public Kernel {
   void compute(KernelContext* context) const override;
 
  private:
-  // Element type of the arithmetic, which is also that of converted constants.
-  std::int32_t arithmetic() const {
-    return attributes_.stash_type == RMS_NORM_FLOAT64 || types_.x == RMS_NORM_FLOAT64 ? RMS_NORM_FLOAT64
-                                                                                      : RMS_NORM_FLOAT32;
-  }
+  std::int32_t arithmetic() const { return arithmetic_of(attributes_, types_); }
   Constant constant_at(const KernelInfo* info, int index) const {
     return constant_input(*this, info, static_cast<std::size_t>(index), types_.scale, attributes_.round_type,
                           arithmetic());
@@ -63,7 +59,6 @@ class Norm final : public Kernel {
   Input input(const KernelContext* context, int index) const {
     return input_at(*this, context, static_cast<std::size_t>(index));
   }
-  void set_attributes(const Shape& x, rms_norm_params& params) const;
   void set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
   void run_on_gpu(const KernelContext* context, const rms_norm_params& params, const Shape& x) const;
 
@@ -78,31 +73,6 @@ class Norm final : public Kernel {
   Constant bias_;
   bool neutral_bias_ = false;  // the bias changes nothing, so that no kernel sees it
 };
-
-void Norm::set_attributes(const Shape& x, rms_norm_params& params) const {
-  params.version = RMS_NORM_PARAMS_VERSION;
-  set_neutral(params, 1);
-  params.x_type = types_.x;
-  params.scale_type = types_.scale;
-  params.round_type = attributes_.round_type;
-  params.stash_type = attributes_.stash_type;
-  params.partial_size = attributes_.partial_size;
-#define RMSNORM_DEPLOY_SET(name, neutral, since) params.name = attributes_.name;
-  RMS_NORM_FLOAT_ATTRIBUTES(RMSNORM_DEPLOY_SET)
-#undef RMSNORM_DEPLOY_SET
-  params.rank = static_cast<std::int32_t>(x.rank);
-  std::copy(x.dims, x.dims + x.rank, params.shape);
-
-  const std::vector<std::int64_t>& axes = attributes_.axes;
-  const std::int64_t first = axes[0] < 0 ? axes[0] + params.rank : axes[0];
-  const std::int64_t count = static_cast<std::int64_t>(axes.size());
-  if (first < 0 || first > params.rank - count) {
-    throw Error(ort::kInvalidArgument,
-                owner + ": axes " + text_of(axes.data(), axes.size()) + " are outside X of shape " + x.text());
-  }
-  params.axis_begin = static_cast<std::int32_t>(first);
-  params.axis_count = static_cast<std::int32_t>(count);
-}
 
 void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
   params.bias = nullptr;
@@ -141,7 +111,7 @@ void Norm::run_on_gpu(const KernelContext* context, const rms_norm_params& param
 void Norm::compute(KernelContext* context) const {
   const Input x = input(context, 0);
   rms_norm_params params;  // its long arrays are set as far as they are used
-  set_attributes(x.shape, params);
+  set_attributes(*this, attributes_, types_, x.shape, params);
   params.residual = nullptr;
   params.sum = nullptr;
   if (residual_at_ >= 0) {

@@ -1,6 +1,7 @@
 // The operators of this project's own domain: one row for each.
 #include "../library.h"
 #include "norm.h"
+#include "quantised.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -15,6 +16,33 @@ constexpr Types kTypes[] = {
     {RMS_NORM_FLOAT64, RMS_NORM_FLOAT32, RMS_NORM_FLOAT64},
 };
 constexpr std::size_t kTypeCount = sizeof kTypes / sizeof kTypes[0];
+
+// With every type of 8 bits. The scale of a 16-bit norm is of its type or float32.
+#define QUANTISED(types, by) \
+  quantised(types, RMS_NORM_INT8, by), quantised(types, RMS_NORM_UINT8, by), quantised(types, RMS_NORM_FLOAT8E4M3FN, by)
+constexpr Types kQuantisedTypes[] = {
+    QUANTISED(kTypes[0], RMS_NORM_FLOAT32), QUANTISED(kTypes[1], RMS_NORM_FLOAT16),
+    QUANTISED(kTypes[1], RMS_NORM_FLOAT32), QUANTISED(kTypes[2], RMS_NORM_FLOAT16),
+    QUANTISED(kTypes[2], RMS_NORM_FLOAT32), QUANTISED(kTypes[3], RMS_NORM_BFLOAT16),
+    QUANTISED(kTypes[3], RMS_NORM_FLOAT32), QUANTISED(kTypes[4], RMS_NORM_BFLOAT16),
+    QUANTISED(kTypes[4], RMS_NORM_FLOAT32),
+};
+#undef QUANTISED
+constexpr std::size_t kQuantisedTypeCount = sizeof kQuantisedTypes / sizeof kQuantisedTypes[0];
+constexpr Types kDynamicTypes[] = {quantised(all_of(RMS_NORM_FLOAT32), RMS_NORM_UINT8, RMS_NORM_FLOAT32)};
+
+// The sum may lie where the residual was; nothing else has a place of its size that is read before it is written.
+template <int kSum>
+std::size_t sum_in_place(int** inputs, int** outputs) {
+  static int from[] = {1};
+  static int to[] = {kSum};
+  *inputs = from;
+  *outputs = to;
+  return 1;
+}
+std::size_t nothing_in_place(int**, int**) { return 0; }
+
+constexpr Operand kKeptY = {Role::kY, ort::kOptional};
 
 // An operator is registered with every type that its function body takes: onnxruntime does not fall back to the body.
 constexpr Signature kOperators[] = {
@@ -33,6 +61,39 @@ constexpr Signature kOperators[] = {
      kTypeCount,
      in_place<0>,
      make_norm},
+    {"RMSNormQuantizeLinear",
+     {{Role::kX}, {Role::kScale}, {Role::kQuantisedScale}, {Role::kZeroPoint}},
+     {kKeptY, {Role::kQuantised}},
+     kQuantisedTypes,
+     kQuantisedTypeCount,
+     nothing_in_place,
+     make_quantised},
+    {"AddRMSNormQuantizeLinear",
+     {{Role::kX}, {Role::kResidual}, {Role::kScale}, {Role::kQuantisedScale}, {Role::kZeroPoint}},
+     {kKeptY, {Role::kQuantised}, {Role::kSum}},
+     kQuantisedTypes,
+     kQuantisedTypeCount,
+     sum_in_place<2>,
+     make_quantised},
+    // onnxruntime's DynamicQuantizeLinear has no kernel for GPUs either.
+    {"RMSNormDynamicQuantizeLinear",
+     {{Role::kX}, {Role::kScale}},
+     {kKeptY, {Role::kQuantised}, {Role::kQuantisedScale}, {Role::kZeroPoint}},
+     kDynamicTypes,
+     1,
+     nothing_in_place,
+     make_dynamically_quantised,
+     1,
+     false},
+    {"AddRMSNormDynamicQuantizeLinear",
+     {{Role::kX}, {Role::kResidual}, {Role::kScale}},
+     {kKeptY, {Role::kQuantised}, {Role::kQuantisedScale}, {Role::kZeroPoint}, {Role::kSum}},
+     kDynamicTypes,
+     1,
+     sum_in_place<4>,
+     make_dynamically_quantised,
+     1,
+     false},
 };
 
 constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kOperators, sizeof kOperators / sizeof kOperators[0]};

@@ -1,0 +1,267 @@
+#include "quantised.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "../../contract/check.h"
+#include "../../cpu/quantise.h"
+#include "../../include/rms_norm_cuda.h"
+#include "../attributes.h"
+#include "../errors.h"
+#include "../work.h"
+#include "attributes.h"
+#include "params.h"
+
+namespace rmsnorm_deploy {
+namespace {
+
+using ort::Api;
+using ort::KernelContext;
+using ort::KernelInfo;
+
+// What both kinds have in common: the norm itself.
+class Quantised : public Kernel {
+ public:
+  Quantised(const Op& op, Node node, const KernelInfo* info)
+      : Kernel(std::move(node)),
+        on_gpu_(op.provider.on_gpu),
+        types_(op.types),
+        residual_at_(position_of(op.signature->inputs, Role::kResidual)),
+        scale_at_(position_of(op.signature->inputs, Role::kScale)),
+        sum_at_(position_of(op.signature->outputs, Role::kSum)),
+        y_at_(position_of(op.signature->outputs, Role::kY)),
+        attributes_(norm_attributes(*this, info, op.types.x)) {
+    if (attributes_.stash_type != RMS_NORM_FLOAT32) {
+      throw Error(ort::kInvalidGraph, owner + ": stash_type must be 1 (float)");
+    }
+    if (!on_gpu_) {
+      scale_ = constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
+                              RMS_NORM_FLOAT32);
+    }
+  }
+
+ protected:
+  // Everything but what is made of y. Returns X's shape.
+  Shape set_norm(KernelContext* context, rms_norm_params& params) const;
+
+  bool on_gpu_;
+  Types types_;
+  int residual_at_;  // -1: the operator has none; so with the sum
+  int scale_at_;
+  int sum_at_;
+  int y_at_;
+  NormAttributes attributes_;
+  Constant scale_;
+};
+
+Shape Quantised::set_norm(KernelContext* context, rms_norm_params& params) const {
+  const Input x = input_at(*this, context, 0);
+  set_attributes(*this, attributes_, types_, x.shape, params);
+  if (params.axis_begin + params.axis_count != params.rank) {
+    throw Error(ort::kInvalidArgument, owner + ": axes " + text_of(attributes_.axes.data(), attributes_.axes.size()) +
+                                           " are not the last ones of X of shape " + x.shape.text());
+  }
+  params.residual = nullptr;
+  params.sum = nullptr;
+  params.bias = nullptr;
+  if (residual_at_ >= 0) {
+    const Input residual = input_at(*this, context, static_cast<std::size_t>(residual_at_));
+    if (!(residual.shape == x.shape)) {
+      throw Error(ort::kInvalidArgument, owner + ": residual of shape " + residual.shape.text() +
+                                             " must have the shape of X, " + x.shape.text());
+    }
+    params.residual = residual.data;
+    params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
+  }
+  if (scale_.data) {
+    params.scale_type = RMS_NORM_FLOAT32;
+    params.scale = scale_.data.get();
+    broadcast(*this, "scale", scale_.shape, x.shape, params.scale_strides);
+  } else {
+    const Input scale = input_at(*this, context, static_cast<std::size_t>(scale_at_));
+    params.scale = scale.data;
+    broadcast(*this, "scale", scale.shape, x.shape, params.scale_strides);
+  }
+  params.x = x.data;
+  params.y = output_at(*this, context, static_cast<std::size_t>(y_at_), x.shape);
+  return x.shape;
+}
+
+// -- by a given scale -------------------------------------------------------------------------------------------------
+
+class GivenScale final : public Quantised {
+ public:
+  GivenScale(const Op& op, Node node, const KernelInfo* info)
+      : Quantised(op, std::move(node), info),
+        y_scale_at_(position_of(op.signature->inputs, Role::kQuantisedScale)),
+        zero_at_(position_of(op.signature->inputs, Role::kZeroPoint)),
+        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)) {
+    std::int64_t precision = RMS_NORM_FLOAT32;
+    read(*this, info, "precision", &precision);
+    if (precision != RMS_NORM_FLOAT32 && (precision != types_.x || types_.quantised_scale != types_.x)) {
+      // onnxruntime has turned a 16-bit node into a float32 one, and the node follows.
+      if (types_.x != RMS_NORM_FLOAT32 || precision > RMS_NORM_BFLOAT16 ||
+          element_size(static_cast<std::int32_t>(precision)) != 2) {
+        throw Error(ort::kInvalidGraph, owner + ": precision must be 1 (float), or the type of X and y_scale");
+      }
+      precision = RMS_NORM_FLOAT32;
+    }
+    quotient_type_ = static_cast<std::int32_t>(precision);
+  }
+
+  void compute(KernelContext* context) const override;
+
+ private:
+  int y_scale_at_;
+  int zero_at_;
+  int quantised_at_;
+  std::int32_t quotient_type_ = RMS_NORM_FLOAT32;
+};
+
+void GivenScale::compute(KernelContext* context) const {
+  rms_norm_params params;
+  const Shape x = set_norm(context, params);
+  const Input y_scale = input_at(*this, context, static_cast<std::size_t>(y_scale_at_));
+  const Input zero = input_at(*this, context, static_cast<std::size_t>(zero_at_));
+  if (y_scale.shape.count() != 1 || zero.shape.count() != 1) {
+    throw Error(ort::kInvalidArgument, owner + ": y_scale of shape " + y_scale.shape.text() +
+                                           " and y_zero_point of shape " + zero.shape.text() +
+                                           " must have one value each");
+  }
+  params.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
+  params.quantised_type = types_.quantised;
+  params.quantised_scale = y_scale.data;
+  params.quantised_scale_type = types_.quantised_scale;
+  params.zero_point = types_.quantised == RMS_NORM_FLOAT8E4M3FN ? nullptr : zero.data;
+  params.quotient_type = quotient_type_;
+  if (x.count() == 0) return;
+  if (!on_gpu_) {
+    run_norm(*this, context, params, x, scale_.data != nullptr);
+    return;
+  }
+  void* stream = nullptr;
+  check(ort::call<ort::KernelContext_GetGPUComputeStream>(api, context, &stream));
+  if (const int code = rmsnorm_deploy_cuda_run(&params, stream)) {
+    throw Error(code >= RMS_NORM_CUDA_ERROR ? ort::kFail : ort::kInvalidArgument,
+                owner + ": " + rmsnorm_deploy_cuda_error_text(code) + " (X has shape " + x.text() + ")");
+  }
+}
+
+// -- by a scale of its own range --------------------------------------------------------------------------------------
+
+// Rows of y in 8 bits.
+struct QuantiseWork final : Work {
+  const float* y;
+  unsigned char* to;
+  std::int64_t size;
+  float scale;
+  std::int32_t zero_point;
+  void run(std::int64_t begin, std::int64_t end) const noexcept override {
+    quantise(y + begin * size, RMS_NORM_FLOAT32, (end - begin) * size, scale, zero_point, RMS_NORM_FLOAT32,
+             RMS_NORM_UINT8, to + begin * size);
+  }
+};
+
+class OwnScale final : public Quantised {
+ public:
+  OwnScale(const Op& op, Node node, const KernelInfo* info)
+      : Quantised(op, std::move(node), info),
+        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)),
+        y_scale_at_(position_of(op.signature->outputs, Role::kQuantisedScale)),
+        zero_at_(position_of(op.signature->outputs, Role::kZeroPoint)) {}
+
+  void compute(KernelContext* context) const override;
+
+ private:
+  template <typename Value>
+  Value* one(KernelContext* context, int index) const {
+    Shape none;
+    return static_cast<Value*>(output_at(*this, context, static_cast<std::size_t>(index), none));
+  }
+
+  int quantised_at_;
+  int y_scale_at_;
+  int zero_at_;
+};
+
+// What DynamicQuantizeLinear makes of the ends of the range, in onnxruntime's order of operations.
+void scale_of(float least, float most, float* scale, std::uint8_t* zero_point) {
+  least = std::min(least, 0.0f);
+  most = std::max(most, 0.0f);
+  *scale = most == least ? 1.0f : (most - least) / 255.0f;
+  const float zero = std::max(0.0f, std::min(255.0f, 0.0f - least / *scale));
+  *zero_point = static_cast<std::uint8_t>(std::nearbyint(zero));
+}
+
+void OwnScale::compute(KernelContext* context) const {
+  // Up to so many values y is kept, for it stays in the caches between the two passes. A longer one would be written
+  // and read again: 8 bytes a value, where norming twice reads x once more, 4 bytes.
+  constexpr std::int64_t kMostKept = 1 << 18;
+  constexpr std::int64_t kFewRows = 64;
+  rms_norm_params params;
+  const Shape x = set_norm(context, params);
+  auto* const to = static_cast<unsigned char*>(output_at(*this, context, static_cast<std::size_t>(quantised_at_), x));
+  auto* const y_scale = one<float>(context, y_scale_at_);
+  auto* const zero = one<std::uint8_t>(context, zero_at_);
+  const std::int64_t total = x.count();
+  float least = std::numeric_limits<float>::infinity();
+  float most = -least;
+  if (total == 0) {
+    scale_of(least, most, y_scale, zero);
+    return;
+  }
+  std::int64_t rows = 1;
+  for (std::int32_t i = 0; i < params.axis_begin; ++i) rows *= params.shape[i];
+  std::unique_ptr<float[]> y;
+  const bool keeps = params.y || total <= kMostKept;
+  if (keeps && !params.y) {
+    y.reset(new float[static_cast<std::size_t>(total)]);
+    params.y = y.get();
+  }
+  float few[2 * kFewRows];
+  std::unique_ptr<float[]> many;
+  if (rows > kFewRows) many.reset(new float[2 * static_cast<std::size_t>(rows)]);
+  params.least = many ? many.get() : few;
+  params.most = params.least + rows;
+  run_norm(*this, context, params, x, scale_.data != nullptr);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    least = std::min(least, params.least[i]);
+    most = std::max(most, params.most[i]);
+  }
+  scale_of(least, most, y_scale, zero);
+  if (keeps) {
+    QuantiseWork work;
+    work.y = static_cast<const float*>(params.y);
+    work.to = to;
+    work.size = total / rows;
+    work.scale = *y_scale;
+    work.zero_point = *zero;
+    run_parallel(*this, context, work, rows, work.size);
+    return;
+  }
+  if (params.sum) params.x = params.sum;
+  params.residual = nullptr;
+  params.sum = nullptr;
+  params.least = nullptr;
+  params.most = nullptr;
+  params.quantised = to;
+  params.quantised_type = RMS_NORM_UINT8;
+  params.quantised_scale = y_scale;
+  params.quantised_scale_type = RMS_NORM_FLOAT32;
+  params.zero_point = zero;
+  run_norm(*this, context, params, x, scale_.data != nullptr);
+}
+
+}  // namespace
+
+std::unique_ptr<Kernel> make_quantised(const Op& op, const Api* api, const KernelInfo* info) {
+  return std::make_unique<GivenScale>(op, node_of(api, info, op.signature->name), info);
+}
+
+std::unique_ptr<Kernel> make_dynamically_quantised(const Op& op, const Api* api, const KernelInfo* info) {
+  return std::make_unique<OwnScale>(op, node_of(api, info, op.signature->name), info);
+}
+
+}  // namespace rmsnorm_deploy
