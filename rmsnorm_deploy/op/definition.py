@@ -44,11 +44,11 @@ class Op(str, enum.Enum):
 
     RMS_NORM = "RMSNorm"
     ADD_RMS_NORM = "AddRMSNorm"
-    GENERAL_RMS_NORM = "GeneralRMSNorm"
     RMS_NORM_QUANTIZE = "RMSNormQuantizeLinear"
     ADD_RMS_NORM_QUANTIZE = "AddRMSNormQuantizeLinear"
     RMS_NORM_DYNAMIC_QUANTIZE = "RMSNormDynamicQuantizeLinear"
     ADD_RMS_NORM_DYNAMIC_QUANTIZE = "AddRMSNormDynamicQuantizeLinear"
+    GENERAL_RMS_NORM = "GeneralRMSNorm"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -91,7 +91,6 @@ class Op(str, enum.Enum):
 _SIGNATURES: dict[Op, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Op.RMS_NORM: (("X", "scale"), ("Y",)),
     Op.ADD_RMS_NORM: (("X", "residual", "scale"), ("Y", "sum")),
-    Op.GENERAL_RMS_NORM: (("X", "scale", "bias"), ("Y",)),
     Op.RMS_NORM_QUANTIZE: (("X", "scale", "y_scale", "y_zero_point"), ("Y", "quantized")),
     Op.ADD_RMS_NORM_QUANTIZE: (("X", "residual", "scale", "y_scale", "y_zero_point"), ("Y", "quantized", "sum")),
     Op.RMS_NORM_DYNAMIC_QUANTIZE: (("X", "scale"), ("Y", "quantized", "y_scale", "y_zero_point")),
@@ -99,14 +98,8 @@ _SIGNATURES: dict[Op, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("X", "residual", "scale"),
         ("Y", "quantized", "y_scale", "y_zero_point", "sum"),
     ),
+    Op.GENERAL_RMS_NORM: (("X", "scale", "bias"), ("Y",)),
 }
-_NORMS = {
-    Op.RMS_NORM_QUANTIZE: Op.RMS_NORM,
-    Op.ADD_RMS_NORM_QUANTIZE: Op.ADD_RMS_NORM,
-    Op.RMS_NORM_DYNAMIC_QUANTIZE: Op.RMS_NORM,
-    Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE: Op.ADD_RMS_NORM,
-}
-"""What each operator that quantises is without that."""
 OPERANDS: dict[str, tuple[str, str]] = {
     "X": ("T", "The value to normalise."),
     "residual": ("T", "Added to X first; of X's shape."),
@@ -119,6 +112,13 @@ OPERANDS: dict[str, tuple[str, str]] = {
     "quantized": ("Q", "The quantized value, of X's shape."),
 }
 """Type and meaning of every input and output: T is the type of X; S and P are T or float, Q is a type of 8 bits."""
+_NORMS = {
+    Op.RMS_NORM_QUANTIZE: Op.RMS_NORM,
+    Op.ADD_RMS_NORM_QUANTIZE: Op.ADD_RMS_NORM,
+    Op.RMS_NORM_DYNAMIC_QUANTIZE: Op.RMS_NORM,
+    Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE: Op.ADD_RMS_NORM,
+}
+"""What each operator that quantises is without that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Attribute:
     required: bool = False
 
 
-_GENERAL = (Op.GENERAL_RMS_NORM,)
 _QUANTISED = (Op.RMS_NORM_QUANTIZE, Op.ADD_RMS_NORM_QUANTIZE)
+_GENERAL = (Op.GENERAL_RMS_NORM,)
 _VERSION = "version"
 ATTRIBUTES = (
     Attribute(

@@ -52,6 +52,26 @@ INLINE Vector distance(Vector v) {
 }
 #endif
 
+#if !defined(HAS_ENDS)
+// The least and the greatest lane, none of which is a NaN.
+INLINE float least_of(Vector v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] < lanes[i] ? lanes[i + width] : lanes[i];
+  }
+  return lanes[0];
+}
+INLINE float most_of(Vector v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  }
+  return lanes[0];
+}
+#endif
+
 // A NaN becomes the lower bound.
 INLINE Vector held(Vector v, Vector low, Vector high) { return at_most(at_least(v, low), high); }
 
@@ -90,6 +110,18 @@ static void quantise_kernel(const void* from, void* to, std::int64_t count, floa
     const Vector reciprocal = set1(1.0f / scale);
     for (; has_reciprocal && i + kBlock * kLanes <= count; i += kBlock * kLanes) {
       Vector furthest = set1(0.0f);
+#if defined(HAS_BYTE_BLOCKS)
+      Vector v[kBlock];
+#pragma GCC unroll 4
+      for (int k = 0; k < kBlock; ++k) {
+        v[k] = load(values + i + k * kLanes) * reciprocal;
+        furthest = further(furthest, v[k]);
+      }
+      if (exceeds(furthest, kNear)) {
+        for (int k = 0; k < kBlock; ++k) v[k] = quotient(load(values + i + k * kLanes));
+      }
+      store_block<kQuantised>(result + i, v, zero_point);
+#else
 #pragma GCC unroll 4
       for (int k = 0; k < kBlock; ++k) {
         const Vector v = held(load(values + i + k * kLanes) * reciprocal, low, high);
@@ -102,6 +134,7 @@ static void quantise_kernel(const void* from, void* to, std::int64_t count, floa
           store_bytes(result + i + k * kLanes, quantised<kQuantised>(v, low, high, zero_point));
         }
       }
+#endif
     }
   }
   for (; i + kLanes <= count; i += kLanes) {
@@ -143,16 +176,11 @@ static void extremes_kernel(const void* from, std::int64_t count, float* least, 
     highs[0] = at_least(v, highs[0]);
     i = count;
   }
-  float low[kLanes];
-  float high[kLanes];
-  store(low, at_most(lows[0], lows[1]));
-  store(high, at_least(highs[0], highs[1]));
-  for (int k = 0; k < kLanes; ++k) {
-    if (low[k] < *least) *least = low[k];
-    if (high[k] > *most) *most = high[k];
-  }
+  *least = least_of(at_most(lows[0], lows[1]));
+  *most = most_of(at_least(highs[0], highs[1]));
   if (i < count) {
     // The lanes beyond hold zeros, which are no values of the row.
+    float low[kLanes];
     store(low, load_first(values + i, count - i));
     for (std::int64_t k = 0; k < count - i; ++k) {
       if (low[k] < *least) *least = low[k];

@@ -54,13 +54,6 @@ constexpr Signature kOperators[] = {
      kTypeCount,
      in_place<0, 1>,
      make_norm},
-    {"GeneralRMSNorm",
-     {{Role::kX}, {Role::kScale}, {Role::kBias}},
-     {{Role::kY}},
-     kTypes,
-     kTypeCount,
-     in_place<0>,
-     make_norm},
     {"RMSNormQuantizeLinear",
      {{Role::kX}, {Role::kScale}, {Role::kQuantisedScale}, {Role::kZeroPoint}},
      {kKeptY, {Role::kQuantised}},
@@ -94,6 +87,13 @@ constexpr Signature kOperators[] = {
      make_dynamically_quantised,
      1,
      false},
+    {"GeneralRMSNorm",
+     {{Role::kX}, {Role::kScale}, {Role::kBias}},
+     {{Role::kY}},
+     kTypes,
+     kTypeCount,
+     in_place<0>,
+     make_norm},
 };
 
 constexpr LibraryDomain kDomain = {"rmsnorm_deploy", kOperators, sizeof kOperators / sizeof kOperators[0]};

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../../contract/check.h"
+#include "../../cpu/plan.h"
 #include "../../cpu/quantise.h"
 #include "../../include/rms_norm_cuda.h"
 #include "../attributes.h"
@@ -151,6 +152,27 @@ void GivenScale::compute(KernelContext* context) const {
 
 // -- by a scale of its own range --------------------------------------------------------------------------------------
 
+// Blocks of rows, normed into y; a block is in the first-level cache when its range is taken.
+struct NormWork final : Work {
+  Plan plan;
+  const float* y;
+  std::int64_t rows;
+  std::int64_t size;
+  std::int64_t block;  // rows in one
+  float* least;        // one for each block, as `most`
+  float* most;
+  void run(std::int64_t begin, std::int64_t end) const noexcept override {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = i * block;
+      const std::int64_t last = std::min(rows, first + block);
+      plan.run(first, last);
+      least[i] = std::numeric_limits<float>::infinity();
+      most[i] = -std::numeric_limits<float>::infinity();
+      extremes(y + first * size, (last - first) * size, &least[i], &most[i]);
+    }
+  }
+};
+
 // Rows of y in 8 bits.
 struct QuantiseWork final : Work {
   const float* y;
@@ -163,6 +185,18 @@ struct QuantiseWork final : Work {
              RMS_NORM_UINT8, to + begin * size);
   }
 };
+
+// Room for y, which the thread keeps: a large block of memory that is new each time costs more than the norm.
+constexpr std::int64_t kMostKept = 1 << 21;
+float* room_of_thread(std::int64_t count) {
+  thread_local std::unique_ptr<float[]> room;
+  thread_local std::int64_t length = 0;
+  if (count > length) {
+    room.reset(new float[static_cast<std::size_t>(count)]);
+    length = count;
+  }
+  return room.get();
+}
 
 class OwnScale final : public Quantised {
  public:
@@ -195,11 +229,10 @@ void scale_of(float least, float most, float* scale, std::uint8_t* zero_point) {
   *zero_point = static_cast<std::uint8_t>(std::nearbyint(zero));
 }
 
+constexpr std::int64_t kBlockValues = 4096;
+constexpr std::int64_t kFewBlocks = 64;
+
 void OwnScale::compute(KernelContext* context) const {
-  // Up to so many values y is kept, for it stays in the caches between the two passes. A longer one would be written
-  // and read again: 8 bytes a value, where norming twice reads x once more, 4 bytes.
-  constexpr std::int64_t kMostKept = 1 << 18;
-  constexpr std::int64_t kFewRows = 64;
   rms_norm_params params;
   const Shape x = set_norm(context, params);
   auto* const to = static_cast<unsigned char*>(output_at(*this, context, static_cast<std::size_t>(quantised_at_), x));
@@ -214,31 +247,48 @@ void OwnScale::compute(KernelContext* context) const {
   }
   std::int64_t rows = 1;
   for (std::int32_t i = 0; i < params.axis_begin; ++i) rows *= params.shape[i];
-  std::unique_ptr<float[]> y;
-  const bool keeps = params.y || total <= kMostKept;
-  if (keeps && !params.y) {
-    y.reset(new float[static_cast<std::size_t>(total)]);
-    params.y = y.get();
-  }
-  float few[2 * kFewRows];
+  // A y that nobody reads is kept as long as most of it stays in the caches between the two passes. A longer one would
+  // be written to memory and read again: 8 bytes a value, where norming twice reads x once more, 4 bytes.
+  if (!params.y && total <= kMostKept) params.y = room_of_thread(total);
+  const bool keeps = params.y != nullptr;
+  const std::int64_t size = total / rows;
+  const std::int64_t block = keeps ? std::max<std::int64_t>(1, kBlockValues / size) : 1;
+  const std::int64_t blocks = (rows + block - 1) / block;
+  float few[2 * kFewBlocks];
   std::unique_ptr<float[]> many;
-  if (rows > kFewRows) many.reset(new float[2 * static_cast<std::size_t>(rows)]);
-  params.least = many ? many.get() : few;
-  params.most = params.least + rows;
-  run_norm(*this, context, params, x, scale_.data != nullptr);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    least = std::min(least, params.least[i]);
-    most = std::max(most, params.most[i]);
+  if (blocks > kFewBlocks) many.reset(new float[2 * static_cast<std::size_t>(blocks)]);
+  float* const ends = many ? many.get() : few;
+  if (keeps) {
+    NormWork work;
+    if (const int code = work.plan.prepare(params, scale_.data != nullptr)) {
+      throw Error(ort::kInvalidArgument,
+                  owner + ": " + rmsnorm_deploy_error_text(code) + " (X has shape " + x.text() + ")");
+    }
+    work.y = static_cast<const float*>(params.y);
+    work.rows = rows;
+    work.size = size;
+    work.block = block;
+    work.least = ends;
+    work.most = ends + blocks;
+    run_parallel(*this, context, work, blocks, block * size);
+  } else {
+    params.least = ends;
+    params.most = ends + blocks;
+    run_norm(*this, context, params, x, scale_.data != nullptr);
+  }
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    least = std::min(least, ends[i]);
+    most = std::max(most, ends[blocks + i]);
   }
   scale_of(least, most, y_scale, zero);
   if (keeps) {
     QuantiseWork work;
     work.y = static_cast<const float*>(params.y);
     work.to = to;
-    work.size = total / rows;
+    work.size = size;
     work.scale = *y_scale;
     work.zero_point = *zero;
-    run_parallel(*this, context, work, rows, work.size);
+    run_parallel(*this, context, work, rows, size);
     return;
   }
   if (params.sum) params.x = params.sum;

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "cpu/plan.h"
+#include "cpu/quantise.h"
 #include "include/rms_norm.h"
 #include "ort/library.h"
 
@@ -16,6 +17,11 @@ const Provider& provider_at(std::size_t index) noexcept { return kProviders[inde
 // The kernels of the CPU, which must not be asked for anything.
 int Plan::prepare(const rms_norm_params&, bool) noexcept { __builtin_trap(); }
 void Plan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
+void quantise(const void*, std::int32_t, std::int64_t, float, std::int32_t, std::int32_t, std::int32_t,
+              void*) noexcept {
+  __builtin_trap();
+}
+void extremes(const float*, std::int64_t, float*, float*) noexcept { __builtin_trap(); }
 void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
 
 }  // namespace rmsnorm_deploy
