@@ -38,6 +38,7 @@ class FusedNorm:
         removed: names of the nodes that it replaced.
         kept: names of replaced nodes that stay because something else uses their values.
         notes: what a user should know about this site.
+        result: name that the norm's own result has in the original; ``output`` is another one where it is quantised.
     """
 
     node: str
@@ -56,6 +57,7 @@ class FusedNorm:
     removed: tuple[str, ...]
     kept: tuple[str, ...]
     notes: tuple[str, ...]
+    result: str = ""
 
 
 def described(match: Match, version: int) -> FusedNorm:
@@ -87,6 +89,7 @@ def described(match: Match, version: int) -> FusedNorm:
         removed=tuple(node_name(n) for n in match.nodes),
         kept=(),
         notes=match.notes,
+        result=name(match.output),
     )
 
 

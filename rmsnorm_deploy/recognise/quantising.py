@@ -86,7 +86,9 @@ def _quantised(facts: Facts, match: Match, node: ir.Node) -> Quantised | None:
     own, by = ir.DataType(p.output_type), facts.dtype(scale)
     if by not in (own, FLOAT) or int(by) not in FLOAT_TYPES:
         return None
-    precision = ir.DataType(int_attribute(facts, node, "precision", 0) or int(by))
+    # onnxruntime's own operator divides in float32; that of ai.onnx in the type of the scale
+    default = FLOAT if node.domain == _CONTRIB else by
+    precision = ir.DataType(int_attribute(facts, node, "precision", 0) or int(default))
     if precision not in (FLOAT, by):
         return None
     return Quantised(scale=scale, scale_dtype=by, zero_point=zero_point, dtype=kind, precision=precision)

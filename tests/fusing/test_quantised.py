@@ -79,6 +79,56 @@ def test_float8_and_16_bits(kind):
     assert NormParameters.from_node(fused.graph.node[0], version=1).precision == kind
 
 
+@pytest.mark.parametrize("kind", [F, H])
+def test_onnxruntimes_own_operator_divides_in_float32(kind):
+    model = spelled(I8, kind=kind, domain="com.microsoft", opset=13)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    fused, _ = rmsnorm_deploy.fuse(model)
+    assert ops(fused) == ["RMSNormQuantizeLinear"]
+    assert NormParameters.from_node(fused.graph.node[0], version=1).precision == F
+    if kind == F:
+        close(model, fused)
+
+
+def test_onnxruntimes_residual_norm_takes_it_in():
+    model = pair((3, 16), DYNAMIC, residual=True, keep=False)
+    skip, _ = rmsnorm_deploy.fuse(model, form="ort")
+    assert ops(skip) == ["SkipSimplifiedLayerNormalization", "DynamicQuantizeLinear"]
+    assert ops(rmsnorm_deploy.fuse(skip)[0]) == ["AddRMSNormDynamicQuantizeLinear"]
+
+
+def test_a_norm_in_a_function_and_a_reader_in_a_branch():
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["y"], ["branch"])], "b", [], [helper.make_tensor_value_info("branch", F, SHAPE)]
+    )
+    condition = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
+    branch = helper.make_node("If", ["c"], ["chosen"], then_branch=inner, else_branch=inner)
+    model = pair(SHAPE, I8, keep=False, extra=[condition, branch])
+    model.graph.output.append(helper.make_tensor_value_info("chosen", F, SHAPE))
+    fused, _ = rmsnorm_deploy.fuse(model)
+    assert ops(fused) == ["RMSNormQuantizeLinear", "Constant", "If"]
+    assert fused.graph.node[0].output[0] == "y"
+    close(model, fused)
+    given = spelled(DYNAMIC)
+    function = helper.make_function(
+        "local", "block", ["x", "w"], ["q", "s", "z"], given.graph.node, [helper.make_opsetid("", 18)]
+    )
+    constants = {i for n in given.graph.node for i in n.input} & {t.name for t in given.graph.initializer}
+    for tensor in (t for t in given.graph.initializer if t.name in constants and t.name != "w"):
+        function.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+    call = helper.make_node("block", ["x", "w"], ["q", "s", "z"], domain="local")
+    del given.graph.node[:]
+    given.graph.node.append(call)
+    given.functions.append(function)
+    given.opset_import.append(helper.make_opsetid("local", 1))
+    fused, report = rmsnorm_deploy.fuse(given)
+    assert report.fused[0].scope.startswith("local::block")
+    assert [n.op_type for f in fused.functions if f.name == "block" for n in f.node][-1:] == [
+        "RMSNormDynamicQuantizeLinear"
+    ]
+    close(given, fused)
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("quantised", [DYNAMIC, I8])
 def test_our_norm_takes_in_what_a_quantiser_has_put_behind_it(quantised, residual):
