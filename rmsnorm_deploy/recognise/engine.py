@@ -16,6 +16,7 @@ from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.gate import with_gate
 from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.quantising import with_quantising
 from rmsnorm_deploy.recognise.reduction import open_candidate
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -85,7 +86,7 @@ def recognise(
                 matches.append(with_gate(facts, result))
             else:
                 misses.append(result)
-    return _without_overlap(matches), misses
+    return [with_quantising(facts, match) for match in _without_overlap(matches)], misses
 
 
 def facts_of(
