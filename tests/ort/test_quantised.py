@@ -49,9 +49,9 @@ def test_every_byte_is_that_of_the_pair(quantised, zero, residual, keep):
 
 @pytest.mark.parametrize("quantised", [DYNAMIC, I8])
 def test_rows_that_outgrow_the_caches_and_go_to_threads(quantised):
-    """Beyond 2^18 values y is not kept between the two passes."""
+    """Beyond 2^20 values y is not kept between the two passes."""
     for residual in (False, True):
-        model = pair((300, 1000), quantised, residual=residual, keep=False)
+        model = pair((1100, 1000), quantised, residual=residual, keep=False)
         same(model, feeds_of(model), 2)
 
 

@@ -179,7 +179,7 @@ struct QuantiseWork final : Work {
 };
 
 // Room for y, which the thread keeps: a large block of memory that is new each time costs more than the norm.
-constexpr std::int64_t kMostKept = 1 << 21;
+constexpr std::int64_t kMostKept = 1 << 20;
 float* room_of_thread(std::int64_t count) {
   thread_local std::unique_ptr<float[]> room;
   thread_local std::int64_t length = 0;
