@@ -86,6 +86,7 @@ class Grouping:
     of_x: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
 class Quantised:
     """How the result of a norm is quantised.
 
