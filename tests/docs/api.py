@@ -184,9 +184,9 @@ def _entry_of_operators():
 
     names = ", ".join(f"`{name}`" for name in OPERATORS)
     return (
-        "## The operators in PyTorch\n\n`rmsnorm_deploy.torch` has a function for each operator but those that quantise: "
-        f"{names}. It takes the operator's inputs as tensors and, by name, its [attributes](operators.md) but for "
-        "`output_type`, which is "
+        "## The operators in PyTorch\n\n`rmsnorm_deploy.torch` has a function for each operator but those that "
+        f"quantise: {names}. It takes the operator's inputs as tensors and, by name, its [attributes](operators.md) "
+        "but for `output_type`, which is "
         "the type of X; what is not given has its default. In float64, what is not said is float64, too. They are "
         f"`torch.ops.{DOMAIN}` as well, and have gradients.\n"
     )
