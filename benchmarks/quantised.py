@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 import rmsnorm_deploy
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, function_body
 
+ALSO = ["quantizers"]
+
 ROWS, SIZES = (1, 16, 512), (128, 1024, 4096)
 KINDS = ("DynamicQuantizeLinear", "QuantizeLinear")
 F = TensorProto.FLOAT
@@ -94,7 +96,7 @@ def measure(repeats, times):
         for residual in (False, True):
             for size in SIZES:
                 given = model(kind, size, residual, times)
-                sessions = [session(given), session(rmsnorm_deploy.fuse(given)[0])]
+                sessions = [session(given), session(rmsnorm_deploy.fuse(given, also=ALSO)[0])]
                 for rows in ROWS:
                     feeds = feeds_of(given, rows, size)
                     calls = [bound(s, feeds) for s in sessions]
@@ -116,7 +118,7 @@ def compare(values):
             differing = total = 0
             for size in SIZES:
                 given = model(kind, size, residual, 1)
-                sessions = [session(given), session(rmsnorm_deploy.fuse(given)[0], 2)]
+                sessions = [session(given), session(rmsnorm_deploy.fuse(given, also=ALSO)[0], 2)]
                 for seed in range(1 + values // (rows * sum(SIZES))):
                     feeds = feeds_of(given, rows, size, seed)
                     (a, *_), (b, *_) = (s.run(None, feeds) for s in sessions)

@@ -10,10 +10,12 @@ from rmsnorm_deploy.check.original import Outcome
 from rmsnorm_deploy.op.dtypes import FLOAT16, FLOAT32
 from tests.support.quantised import DYNAMIC, I8, U8, F, initializer, pair
 
+ALSO = ["quantizers"]
+
 
 def fused_of(quantised=I8):
     model = pair((16, 64), quantised, residual=True, keep=False)
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     return model, fused
 
 
@@ -43,11 +45,11 @@ def test_a_fault_is_found(change):
 def test_norms_that_are_quantised_by_a_node_of_its_own_are_compared_alone(quantised, form):
     model = pair((16, 64), quantised, keep=False)
     plain, _ = rmsnorm_deploy.unfuse(model)
-    fused, _ = rmsnorm_deploy.fuse(plain, form=form)
+    fused, _ = rmsnorm_deploy.fuse(plain, form=form, also=ALSO)
     result = rmsnorm_deploy.verify(plain, fused)
     assert result.passed
     assert [site.output for site in result.sites] == ["y"]
-    ours = rmsnorm_deploy.verify(plain, rmsnorm_deploy.fuse(plain)[0])
+    ours = rmsnorm_deploy.verify(plain, rmsnorm_deploy.fuse(plain, also=ALSO)[0])
     assert ours.passed
     assert [site.output for site in ours.sites] == ["q"]
 

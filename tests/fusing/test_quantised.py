@@ -13,6 +13,8 @@ from tests.support.quantised import DYNAMIC, F8, I8, U8, F, feeds_of, initialize
 from tests.support.run import run
 from tests.support.spellings.graph import Graph
 
+ALSO = ["quantizers"]
+
 H, B = TensorProto.FLOAT16, TensorProto.BFLOAT16
 SHAPE = (2, 3, 16)
 
@@ -57,7 +59,7 @@ def close(model, fused, register=None):
 @pytest.mark.parametrize("quantised", [DYNAMIC, I8, U8])
 def test_one_operator_does_both(quantised, residual, opset):
     model = spelled(quantised, residual=residual, opset=opset)
-    fused, report = rmsnorm_deploy.fuse(model)
+    fused, report = rmsnorm_deploy.fuse(model, also=ALSO)
     name = ("Add" if residual else "") + "RMSNorm" + ("Dynamic" if quantised is DYNAMIC else "") + "QuantizeLinear"
     assert ops(fused) == [name] + ["Neg"] * residual
     onnx.checker.check_model(fused, full_check=True)
@@ -73,7 +75,7 @@ def test_one_operator_does_both(quantised, residual, opset):
 @pytest.mark.parametrize("kind", [F, H])
 def test_float8_and_16_bits(kind):
     model = spelled(F8, kind=kind, opset=19)
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert ops(fused) == ["RMSNormQuantizeLinear"]
     onnx.checker.check_model(fused, full_check=True)
     assert NormParameters.from_node(fused.graph.node[0], version=1).precision == kind
@@ -83,7 +85,7 @@ def test_float8_and_16_bits(kind):
 def test_onnxruntimes_own_operator_divides_in_float32(kind):
     model = spelled(I8, kind=kind, domain="com.microsoft", opset=13)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert ops(fused) == ["RMSNormQuantizeLinear"]
     assert NormParameters.from_node(fused.graph.node[0], version=1).precision == F
     if kind == F:
@@ -92,9 +94,9 @@ def test_onnxruntimes_own_operator_divides_in_float32(kind):
 
 def test_onnxruntimes_residual_norm_takes_it_in():
     model = pair((3, 16), DYNAMIC, residual=True, keep=False)
-    skip, _ = rmsnorm_deploy.fuse(model, form="ort")
+    skip, _ = rmsnorm_deploy.fuse(model, form="ort", also=ALSO)
     assert ops(skip) == ["SkipSimplifiedLayerNormalization", "DynamicQuantizeLinear"]
-    assert ops(rmsnorm_deploy.fuse(skip)[0]) == ["AddRMSNormDynamicQuantizeLinear"]
+    assert ops(rmsnorm_deploy.fuse(skip, also=ALSO)[0]) == ["AddRMSNormDynamicQuantizeLinear"]
 
 
 def test_a_norm_in_a_function_and_a_reader_in_a_branch():
@@ -105,7 +107,7 @@ def test_a_norm_in_a_function_and_a_reader_in_a_branch():
     branch = helper.make_node("If", ["c"], ["chosen"], then_branch=inner, else_branch=inner)
     model = pair(SHAPE, I8, keep=False, extra=[condition, branch])
     model.graph.output.append(helper.make_tensor_value_info("chosen", F, SHAPE))
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert ops(fused) == ["RMSNormQuantizeLinear", "Constant", "If"]
     assert fused.graph.node[0].output[0] == "y"
     close(model, fused)
@@ -121,7 +123,7 @@ def test_a_norm_in_a_function_and_a_reader_in_a_branch():
     given.graph.node.append(call)
     given.functions.append(function)
     given.opset_import.append(helper.make_opsetid("local", 1))
-    fused, report = rmsnorm_deploy.fuse(given)
+    fused, report = rmsnorm_deploy.fuse(given, also=ALSO)
     assert report.fused[0].scope.startswith("local::block")
     assert [n.op_type for f in fused.functions if f.name == "block" for n in f.node][-1:] == [
         "RMSNormDynamicQuantizeLinear"
@@ -133,11 +135,11 @@ def test_a_norm_in_a_function_and_a_reader_in_a_branch():
 @pytest.mark.parametrize("quantised", [DYNAMIC, I8])
 def test_our_norm_takes_in_what_a_quantiser_has_put_behind_it(quantised, residual):
     model = pair(SHAPE, quantised, residual=residual, keep=False)
-    fused, report = rmsnorm_deploy.fuse(model)
+    fused, report = rmsnorm_deploy.fuse(model, also=ALSO)
     assert len(fused.graph.node) == 1
     assert [f.name for f in fused.functions] == ops(fused)
     assert report.already == 0
-    again, second = rmsnorm_deploy.fuse(fused)
+    again, second = rmsnorm_deploy.fuse(fused, also=ALSO)
     assert (ops(again), len(second.fused), second.already) == (ops(fused), 0, 1)
     close(model, fused)
     unfused, _ = rmsnorm_deploy.unfuse(fused)
@@ -151,7 +153,7 @@ def test_our_norm_takes_in_what_a_quantiser_has_put_behind_it(quantised, residua
 def test_what_else_reads_the_norm_goes_on_reading_it(quantised):
     model = pair(SHAPE, quantised, extra=[helper.make_node("Shape", ["y"], ["dims"])])
     model.graph.output.append(helper.make_tensor_value_info("dims", TensorProto.INT64, [3]))
-    fused, report = rmsnorm_deploy.fuse(model)
+    fused, report = rmsnorm_deploy.fuse(model, also=ALSO)
     assert len(fused.graph.node) == 2
     assert fused.graph.node[0].output[0] == report.fused[0].output == "y"
     close(model, fused)
@@ -166,14 +168,14 @@ def test_several_that_quantise_alike_are_one():
     model = pair(SHAPE, I8, keep=False, extra=extra)
     model.graph.initializer.append(initializer(0.04, F, "s2"))
     model.graph.output.extend(helper.make_tensor_value_info(f"{q}_back", F, SHAPE) for q in ("again", "other"))
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert sorted(ops(fused)) == ["DequantizeLinear"] * 2 + ["QuantizeLinear", "RMSNormQuantizeLinear"]
     close(model, fused)
 
 
 def test_two_outputs_of_the_graph_stay_two_values():
     model = pair(SHAPE, I8, keep=False, readers=2)
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert sorted(ops(fused)) == ["QuantizeLinear", "RMSNormQuantizeLinear"]
     close(model, fused)
 
@@ -181,7 +183,7 @@ def test_two_outputs_of_the_graph_stay_two_values():
 def test_a_zero_point_that_is_not_there_is_zero():
     model = pair(SHAPE, U8, keep=False)
     del model.graph.node[1].input[2:]
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert ops(fused) == ["RMSNormQuantizeLinear"]
     close(model, fused)
 
@@ -191,7 +193,7 @@ def test_a_zero_point_that_is_not_there_is_zero():
 @pytest.mark.parametrize("quantised", [DYNAMIC, I8])
 def test_other_forms_leave_it_to_a_node_of_its_own(quantised, before, form):
     model = before(quantised)
-    fused, report = rmsnorm_deploy.fuse(rmsnorm_deploy.fuse(model)[0], form=form)
+    fused, report = rmsnorm_deploy.fuse(rmsnorm_deploy.fuse(model, also=ALSO)[0], form=form, also=ALSO)
     name = "DynamicQuantizeLinear" if quantised is DYNAMIC else "QuantizeLinear"
     assert ops(fused)[-1] == name
     if form != "standard":
@@ -232,13 +234,13 @@ def test_what_means_something_else_stays(change):
     model = pair(SHAPE, I8)
     change(model)
     onnx.checker.check_model(model, full_check=True)
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert ops(fused) == ops(model)
 
 
 def test_float8_that_does_not_saturate_stays():
     model = pair(SHAPE, F8, zero=0, saturate=0)
-    assert ops(rmsnorm_deploy.fuse(model)[0]) == ["RMSNorm", "QuantizeLinear"]
+    assert ops(rmsnorm_deploy.fuse(model, also=ALSO)[0]) == ["RMSNorm", "QuantizeLinear"]
 
 
 @pytest.mark.parametrize("norm", [{"axes": (1,)}, {"stash_type": 11, "scale_type": 11}])
@@ -248,7 +250,7 @@ def test_a_norm_whose_rows_are_not_the_last_dimensions_stays(norm):
     del model.graph.node[0].attribute[:]
     model.graph.node[0].attribute.extend(helper.make_attribute(*a) for a in p.to_attributes().items())
     model.graph.initializer[0].CopyFrom(initializer(np.ones((3, 1) if "axes" in norm else 16), F, "w"))
-    assert ops(rmsnorm_deploy.fuse(model)[0]) == ["RMSNorm", "QuantizeLinear"]
+    assert ops(rmsnorm_deploy.fuse(model, also=ALSO)[0]) == ["RMSNorm", "QuantizeLinear"]
 
 
 def test_a_scale_that_is_made_behind_the_norm_comes_before_it():
@@ -256,7 +258,7 @@ def test_a_scale_that_is_made_behind_the_norm_comes_before_it():
     tensor = next(t for t in model.graph.initializer if t.name == "s")
     model.graph.initializer.remove(tensor)
     model.graph.node.insert(1, helper.make_node("Constant", [], ["s"], value=tensor))
-    fused, _ = rmsnorm_deploy.fuse(model)
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     onnx.checker.check_model(fused, full_check=True)
     assert ops(fused) == ["Constant", "RMSNormQuantizeLinear"]
     close(model, fused)
@@ -264,21 +266,32 @@ def test_a_scale_that_is_made_behind_the_norm_comes_before_it():
 
 def test_ir_models_and_files_give_the_same(tmp_path):
     model = spelled(DYNAMIC, residual=True)
-    fused, _ = rmsnorm_deploy.fuse(model)
-    from_ir, _ = rmsnorm_deploy.fuse(ir.from_proto(model))
+    fused, _ = rmsnorm_deploy.fuse(model, also=ALSO)
+    from_ir, _ = rmsnorm_deploy.fuse(ir.from_proto(model), also=ALSO)
     onnx.save(model, tmp_path / "m.onnx")
-    from_file, _ = rmsnorm_deploy.fuse(tmp_path / "m.onnx")
+    from_file, _ = rmsnorm_deploy.fuse(tmp_path / "m.onnx", also=ALSO)
     for other in (ir.to_proto(from_ir), from_file):
         assert [list(n.output) for n in other.graph.node] == [list(n.output) for n in fused.graph.node]
 
 
 def test_a_body_that_was_lost_comes_back():
-    fused, _ = rmsnorm_deploy.fuse(spelled(I8, residual=True))
+    fused, _ = rmsnorm_deploy.fuse(spelled(I8, residual=True), also=ALSO)
     lost = onnx.ModelProto()
     lost.CopyFrom(fused)
     del lost.functions[:]
     del lost.graph.node[0].attribute[:]
-    mended, report = rmsnorm_deploy.fuse(lost)
+    mended, report = rmsnorm_deploy.fuse(lost, also=ALSO)
     assert "body of 1 norm" in report.repaired
     assert list(mended.graph.node[0].output) == list(fused.graph.node[0].output)
     onnx.checker.check_model(mended, full_check=True)
+
+
+def test_without_being_asked_for_the_pair_stays_and_a_note_says_how_it_goes():
+    model = spelled(I8)
+    fused, report = rmsnorm_deploy.fuse(model)
+    assert ops(fused) == ["RMSNorm", "QuantizeLinear"]
+    assert "'quantizers'" in report.fused[0].notes[-1]
+    again, second = rmsnorm_deploy.fuse(fused)
+    assert again == fused
+    assert not second.fused
+    assert ops(rmsnorm_deploy.fuse(fused, also=ALSO)[0]) == ["RMSNormQuantizeLinear"]

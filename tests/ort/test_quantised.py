@@ -14,12 +14,14 @@ from tests.support.quantised import DYNAMIC, F8, I8, U8, F, feeds_of, initialize
 from tests.support.run import run
 from tests.support.spellings.graph import Graph
 
+ALSO = ["quantizers"]
+
 H, B = TensorProto.FLOAT16, TensorProto.BFLOAT16
 SHAPES = [(1, 1), (5,), (3, 7), (1, 130), (70, 64), (2, 9, 640), (3, 4100)]
 
 
 def fused(model):
-    result, _ = rmsnorm_deploy.fuse(model)
+    result, _ = rmsnorm_deploy.fuse(model, also=ALSO)
     assert not any(n.op_type.endswith("QuantizeLinear") and not n.domain for n in result.graph.node)
     return result
 
@@ -209,7 +211,7 @@ def test_files_of_onnxruntimes_quantisers(way, fused_before, tmp_path):
         g.output(g.op("MatMul", y, g.weight(rng.standard_normal((32, size)), F, f"w{name}")), name, (4, size))
     g.output(g.op("Neg", x), "n", (4, 32))
     model = g.model()
-    onnx.save(rmsnorm_deploy.fuse(model)[0] if fused_before else model, tmp_path / "m.onnx")
+    onnx.save(rmsnorm_deploy.fuse(model, also=ALSO)[0] if fused_before else model, tmp_path / "m.onnx")
     given, to, only = tmp_path / "m.onnx", tmp_path / "q.onnx", ["MatMul"]
     if way == "dynamic":
         quantization.quantize_dynamic(given, to, op_types_to_quantize=only)
@@ -223,8 +225,8 @@ def test_files_of_onnxruntimes_quantisers(way, fused_before, tmp_path):
             activation_type=quantization.QuantType.QUInt8,
         )
     quantised = onnx.load(to)
-    result, _ = rmsnorm_deploy.fuse(quantised)
+    result, _ = rmsnorm_deploy.fuse(quantised, also=ALSO)
     name = f"AddRMSNorm{'Dynamic' if way == 'dynamic' else ''}QuantizeLinear"
     assert [n.op_type for n in result.graph.node if n.domain] == [f.name for f in result.functions] == [name]
     rmsnorm_deploy.verify(quantised, result).require()
-    assert rmsnorm_deploy.fuse(result)[1].already == 1
+    assert rmsnorm_deploy.fuse(result, also=ALSO)[1].already == 1
