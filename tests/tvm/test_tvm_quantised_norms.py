@@ -18,7 +18,7 @@ from rmsnorm_deploy import tvm
     [(DYNAMIC, True, False), (DYNAMIC, False, True), (I8, True, True), (U8, False, False)],
 )
 def test_a_compiled_norm_is_quantised(quantised, residual, keep, tmp_path):
-    fused, _ = rmsnorm_deploy.fuse(pair((6, 40), quantised, residual=residual, keep=keep))
+    fused, _ = rmsnorm_deploy.fuse(pair((6, 40), quantised, residual=residual, keep=keep), also=["quantizers"])
     rmsnorm_deploy.save(fused, tmp_path / "m.onnx")
     assert tvm.compile(tmp_path / "m.onnx", output=tmp_path / "c").norms == 1
     feeds = feeds_of(fused)
@@ -32,7 +32,7 @@ def test_a_compiled_norm_is_quantised(quantised, residual, keep, tmp_path):
 
 
 def test_what_it_cannot_quantise_to_is_named(tmp_path):
-    fused, _ = rmsnorm_deploy.fuse(pair((6, 40), F8, zero=0, keep=False))
+    fused, _ = rmsnorm_deploy.fuse(pair((6, 40), F8, zero=0, keep=False), also=["quantizers"])
     rmsnorm_deploy.save(fused, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="float8"):
         tvm.compile(tmp_path / "m.onnx", output=tmp_path / "c")
