@@ -115,11 +115,14 @@ def evaluate(parameters: NormParameters, *inputs: Array, exact: bool = False) ->
     if parameters.op.quantises:
         return _quantised(parameters, *inputs, exact=exact)
     given: dict[str, Any] = dict(zip(parameters.op.inputs, inputs, strict=True))
-    attributes = {f.name: getattr(parameters, f.name) for f in dataclasses.fields(parameters)}
-    del attributes["op"], attributes["output_type"], attributes["precision"]
-    return rms_norm(given.pop("X"), given.pop("scale"), exact=exact, **given, **attributes)[
-        : len(parameters.op.outputs)
-    ]
+    made = rms_norm(given.pop("X"), given.pop("scale"), exact=exact, **given, **norm_attributes(parameters))
+    return made[: len(parameters.op.outputs)]
+
+
+def norm_attributes(parameters: NormParameters) -> dict[str, Any]:
+    """The keywords of :func:`rms_norm` that ``parameters`` have: all but what types and quantising are about."""
+    of_others = ("op", "output_type", "precision")
+    return {f.name: getattr(parameters, f.name) for f in dataclasses.fields(parameters) if f.name not in of_others}
 
 
 def _quantised(parameters: NormParameters, *inputs: Array, exact: bool) -> tuple[Array, ...]:
