@@ -48,4 +48,8 @@ void quantise(const void* from, std::int32_t type, std::int64_t count, float sca
   }
 }
 
+void extremes(const float* values, std::int64_t count, float* least, float* most) noexcept {
+  if (const KernelTable* table = kernels()) table->extremes[kFloat32](values, count, least, most);
+}
+
 }  // namespace rmsnorm_deploy

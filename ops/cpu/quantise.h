@@ -20,6 +20,9 @@ void quantised_values(const rms_norm_params& params, std::int64_t first, std::in
 void quantise(const void* from, std::int32_t type, std::int64_t count, float scale, std::int32_t zero_point,
               std::int32_t quotient_type, std::int32_t quantised_type, void* to) noexcept;
 
+// The least and the greatest of `count` values, and of what the two hold before; NaNs are left out.
+void extremes(const float* values, std::int64_t count, float* least, float* most) noexcept;
+
 }  // namespace rmsnorm_deploy
 
 #endif  // RMSNORM_DEPLOY_CPU_QUANTISE_H_

@@ -38,6 +38,11 @@ int type_of(const Op& op, Role role) {
       return op.types.gate;
     case Role::kY:
       return op.types.y;
+    case Role::kQuantised:
+    case Role::kZeroPoint:
+      return op.types.quantised;
+    case Role::kQuantisedScale:
+      return op.types.quantised_scale;
     default:
       return RMS_NORM_FLOAT32;
   }
@@ -90,9 +95,9 @@ int input_type(const Api* api, ort::ShapeContext* context, std::size_t index) {
   return type;
 }
 
-// Every output that a node must have gets the shape of X, as far as that is known. Without this onnxruntime would also
-// never reuse an input's memory. With the shape goes an element type, and `op` is not always the one that will run:
-// onnxruntime asks the first of an operator's ops for all of them.
+// Every output of X's shape that a node must have gets that shape, as far as that is known. Without this onnxruntime
+// would also never reuse an input's memory. With the shape goes an element type, and `op` is not always the one that
+// will run: onnxruntime asks the first of an operator's ops for all of them.
 void infer_shapes(const Op& op, const Api* api, ort::ShapeContext* context) {
   ort::TensorInfo* info = nullptr;  // stays the context's
   check(ort::call<ort::ShapeInferContext_GetInputTypeShape>(api, context, 0, &info));
@@ -110,9 +115,16 @@ void infer_shapes(const Op& op, const Api* api, ort::ShapeContext* context) {
   const int x_type = input_type(api, context, 0);
   const Operand* const outputs = op.signature->outputs;
   for (std::size_t i = 0; i < length(outputs); ++i) {
-    if (outputs[i].characteristic != ort::kRequired) continue;
-    const std::size_t source = type_source(*op.signature, outputs[i].role);
-    const int type = source == 0 ? x_type : input_type(api, context, source);
+    const Role role = outputs[i].role;
+    const bool is_one = role == Role::kQuantisedScale || role == Role::kZeroPoint;
+    if (is_one || outputs[i].characteristic != ort::kRequired) continue;
+    int type = op.types.quantised;
+    if (role != Role::kQuantised) {
+      const std::size_t source = type_source(*op.signature, role);
+      type = source == 0 ? x_type : input_type(api, context, source);
+    } else if (const int zero = position_of(op.signature->inputs, Role::kZeroPoint); zero >= 0) {
+      type = input_type(api, context, static_cast<std::size_t>(zero));
+    }
     check(ort::call<ort::SetTensorElementType>(api, info, type));  // the context is this call's alone
     check(ort::call<ort::ShapeInferContext_SetOutputTypeShape>(api, context, i, info));
   }

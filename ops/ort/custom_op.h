@@ -14,22 +14,45 @@
 namespace rmsnorm_deploy {
 
 // What an input or output is to the norm. kNone ends a list of them.
-enum class Role { kNone, kX, kResidual, kGate, kScale, kBias, kY, kSum, kMean, kInverseRms };
+enum class Role {
+  kNone,
+  kX,
+  kResidual,
+  kGate,
+  kScale,
+  kBias,
+  kY,
+  kSum,
+  kMean,
+  kInverseRms,
+  kQuantised,
+  kQuantisedScale,
+  kZeroPoint
+};
 
 struct Operand {
   Role role;
   ort::Characteristic characteristic = ort::kRequired;
 };
 
-// Element types: of x, residual and sum; of scale and bias; of y; of the gate, where there is one. Mean and inverse rms
-// are float32.
+// Element types: of x, residual and sum; of scale and bias; of y; of the gate, where there is one; of what
+// QuantizeLinear makes of y, and its zero point; of its scale. Mean and inverse rms are float32.
 struct Types {
   std::int32_t x;
   std::int32_t scale;
   std::int32_t y;
   std::int32_t gate = 0;
+  std::int32_t quantised = 0;
+  std::int32_t quantised_scale = 0;
 };
 constexpr Types all_of(std::int32_t type) { return {type, type, type, type}; }
+
+// The same with a quantised output.
+constexpr Types quantised(Types types, std::int32_t to, std::int32_t by) {
+  types.quantised = to;
+  types.quantised_scale = by;
+  return types;
+}
 
 // One node of a session. Nothing in it changes after its creation, so that a session can run on several threads.
 struct Kernel : Node {
@@ -39,7 +62,7 @@ struct Kernel : Node {
 };
 
 struct Op;
-constexpr std::size_t kMostOperands = 5;  // with the one that ends the list
+constexpr std::size_t kMostOperands = 6;  // with the one that ends the list
 
 // One operator.
 struct Signature {
@@ -51,7 +74,8 @@ struct Signature {
   // Which outputs may lie where which inputs were, where x and y have one type; see in_place.
   std::size_t (*may_inplace)(int** inputs, int** outputs);
   std::unique_ptr<Kernel> (*make)(const Op& op, const ort::Api* api, const ort::KernelInfo* info);
-  int since = 1;  // version of the domain
+  int since = 1;       // version of the domain
+  bool on_gpu = true;  // whether there is a kernel for GPUs; without one, onnxruntime uses the CPU's
 };
 
 // The position of a role in a list of operands, or -1.

@@ -35,6 +35,7 @@ std::vector<Op> ops_of(const LibraryDomain& domain) {
   for (std::size_t p = 0; p < provider_count(); ++p) {
     for (std::size_t i = 0; i < domain.operator_count; ++i) {
       const Signature& signature = domain.operators[i];
+      if (provider_at(p).on_gpu && !signature.on_gpu) continue;
       for (std::size_t t = 0; t < signature.type_count; ++t)
         ops.emplace_back(signature, signature.types[t], provider_at(p));
     }

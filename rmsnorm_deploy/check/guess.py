@@ -128,7 +128,7 @@ def _by_scale(node: NodeProto, fused: ModelProto, fresh: ModelProto) -> str:
 
 def _rolled(a: Array, b: Array) -> str:
     for by in (1, -1):
-        if a.shape == b.shape and np.array_equal(a, np.roll(b, by, axis=-1)):
+        if a.ndim and a.shape == b.shape and np.array_equal(a, np.roll(b, by, axis=-1)):
             return f", moved by {by}"
     return ""
 

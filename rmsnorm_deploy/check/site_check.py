@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from onnx import helper
 
-from rmsnorm_deploy.check.comparison import Comparison
+from rmsnorm_deploy.check.comparison import Comparison, quantised_outputs
 from rmsnorm_deploy.check.exact import Truth, by_definition
 from rmsnorm_deploy.check.guess import guess
 from rmsnorm_deploy.check.original import Outcome
@@ -177,6 +177,7 @@ class _Checker:
         originals: list[Outputs],
         result: Outputs,
     ) -> Iterable[OutputCheck]:
+        quantised = quantised_outputs(site.fused.nodes)
         more = 1.0 if site.norm is not None and site.norm.residual else 0.0
         for output in site.outputs:
             kind, other = (kind_of(o[output]) for o in (originals[0], result))
@@ -184,7 +185,7 @@ class _Checker:
                 reason = f"type {originals[0][output].dtype} became {result[output].dtype}"
                 yield OutputCheck(output, "plain", name, False, float("inf"), reason=reason)
                 continue
-            compare = Comparison(((output, kind),), narrowest, whole=False, more=more)
+            compare = Comparison(((output, kind),), narrowest, whole=False, more=more, quantised=quantised)
             exact = None if isinstance(truth, str) else [truth[output]]
             yield from compare("plain", name, Outcome(exact, [[o[output]] for o in originals]), [result[output]])
 

@@ -124,7 +124,8 @@ def find_sites(original: ModelProto, fused: ModelProto, norms: Iterable[FusedNor
     """
     before, after = Graph(original), Graph(fused)
     shared = frozenset(before.values & after.values)
-    by_output = {n.output: n for n in norms if not n.scope}
+    found_in = [n for n in norms if not n.scope]
+    by_output = {n.result: n for n in found_in} | {n.output: n for n in found_in}
     places: dict[str, list[str]] = {}
     for node in after.nodes:
         if node.domain == DOMAIN:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from rmsnorm_deploy.check.beginning import where_it_begins
-from rmsnorm_deploy.check.comparison import Comparison, is_whole_model
+from rmsnorm_deploy.check.comparison import Comparison, is_whole_model, quantised_outputs
 from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.original import Original, narrowest_type
 from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
@@ -129,6 +129,7 @@ def verify(
         whole=is_whole_model(after.proto),
         rtol=rtol,
         atol=atol,
+        quantised=quantised_outputs(after.proto.graph.node),
     )
     runs = _Runs(after, sets, expected, comparison)
     with tempfile.TemporaryDirectory() as folder:

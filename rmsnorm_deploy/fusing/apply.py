@@ -103,7 +103,7 @@ class _Rewriter:
 
     def replace(self, match: Match) -> ir.Node:
         """Put the form's nodes in front of the last of the match's, and give them its uses. Returns the norm."""
-        graph = match.nodes[-1].graph
+        graph = match.end.graph
         assert graph is not None
         root = self._touched.roots[graph]
         self._touched.graph(graph)
@@ -115,19 +115,27 @@ class _Rewriter:
             own = {"": opset_of(root)}
         draft = Draft(match, self._names.unique, constant, {**self._model.opset_imports, **own})
         made = draft.as_declared(self._writer.emit(match, draft))
-        anchor = match.nodes[-1]
+        anchor = match.end
         if match.sum is not None and match.sum.producer() is not anchor:
             # readers of the sum may stand before the end of the chain
             anchor = match.sum.producer() or anchor
             if any(v.producer() is not None for v in (match.scale, match.bias) if v is not None) or len(made.nodes) > 1:
                 self._unsorted.add(graph)  # a computed scale may stand after the addition
+        quantised = match.quantised
+        if quantised is not None and any(v and v.producer() for v in (quantised.scale, quantised.zero_point)):
+            self._unsorted.add(graph)  # they may stand behind the norm
         graph.insert_before(anchor, made.nodes)
         for reader in match.shapes if match.gate is not None else ():
             reader.replace_input_with(0, match.x)  # which has the product's shape, and stays
             self._touched.node(reader)
-        for value in match.same:
-            self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
-        self._take_over(match.output, made.y)
+        if quantised is None or quantised.keeps_y:
+            for value in match.same:
+                self._successors[value] = made.y  # what noise hides behind: a later norm may have looked through it
+            self._take_over(match.output, made.y)
+        if quantised is not None:
+            for outputs in quantised.outputs:
+                for old, new in zip(outputs, made.quantised, strict=False):
+                    self._take_over(old, new, first=outputs is quantised.outputs[0])
         if match.sum is not None and made.sum is not None:
             self._take_over(match.sum, made.sum)
         return made.norm
@@ -158,8 +166,17 @@ class _Rewriter:
         }
         return dataclasses.replace(match, **changed)
 
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """``new`` stands for ``old`` everywhere: its name, users, place among graph outputs, and annotations."""
+    def _take_over(self, old: ir.Value, new: ir.Value, *, first: bool = True) -> None:
+        """``new`` stands for ``old`` everywhere: its name, users, place among graph outputs, and annotations.
+
+        Not ``first``: it stands for another value already, whose name it has.
+        """
+        if not first or not old.name:
+            for node, _ in old.uses():
+                self._touched.node(node)
+            ir.convenience.replace_all_uses_with(old, new)
+            self._successors[old] = new
+            return
         new.name = old.name
         new.doc_string = old.doc_string
         new.metadata_props.update(old.metadata_props)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from rmsnorm_deploy.model.graphs import opset_in
-from rmsnorm_deploy.recognise.match import Match
+from rmsnorm_deploy.recognise.match import Match, Quantised
 
 METADATA = "rmsnorm_deploy."
 """Prefix of what we write into metadata."""
@@ -39,12 +39,14 @@ class Emission:
         norm: the one among them that is the norm.
         y: replaces ``Match.output``.
         sum: replaces ``Match.sum``; None without a visible sum.
+        quantised: replace each of ``Match.quantised.outputs``; empty where the form does not quantise.
     """
 
     nodes: tuple[ir.Node, ...]
     norm: ir.Node
     y: ir.Value
     sum: ir.Value | None
+    quantised: tuple[ir.Value, ...] = ()
 
 
 class Draft:
@@ -71,9 +73,9 @@ class Draft:
         self.constant = constant
         self.imports = imports
         self._match = match
-        name = match.nodes[-1].name or match.output.name or "norm"
+        name = match.end.name or match.output.name or "norm"
         # a norm that was written before keeps its name: its node goes, whatever it was
-        self._own_name = name if _WRITTEN.search(name) and name == match.nodes[-1].name else ""
+        self._own_name = name if _WRITTEN.search(name) and name == match.end.name else ""
         self._name = _WRITTEN.sub("", name) or "norm"
         self._nodes: list[ir.Node] = []
 
@@ -150,6 +152,11 @@ class Draft:
         node = ir.Node("", op_type, inputs, given, outputs=[output], name=self.unique(f"{output.name}_node"))
         self._nodes.append(node)
         return output
+
+    def append(self, op_type: str, inputs: list[ir.Value], outputs: list[ir.Value]) -> None:
+        """A standard node with these outputs."""
+        name = self.unique(f"{self._name}_{op_type}")
+        self._nodes.append(ir.Node("", op_type, inputs, outputs=outputs, name=name))
 
     def arithmetic(
         self, op_type: str, left: ir.Value, right: ir.Value, name: str, *, dtype: ir.DataType, like: ir.Value | None
@@ -244,6 +251,28 @@ class Draft:
             return self.constant("rmsnorm_no_bias", full([], -0.0, self.scale_type))
         return bias if self._match.scale_dtype == self.scale_type else self.cast(bias, self.scale_type, "bias_cast")
 
+    def zero_point(self, quantised: Quantised) -> ir.Value:
+        """The given zero point, or a constant that is none."""
+        if quantised.zero_point is not None:
+            return quantised.zero_point
+        kind = quantised.dtype
+        zero = ir.Tensor(np.zeros([], kind.numpy()), dtype=kind)
+        return self.constant(f"rmsnorm_no_zero_point_{kind.name.lower()}", zero)
+
+    def quantised_outputs(self, quantised: Quantised) -> tuple[ir.Value, ...]:
+        """What is made of the norm's result: its values in 8 bits and, where they are not given, scale and zero point.
+
+        The last two have names, whether anybody reads them or not.
+        """
+        values = self.value(quantised.dtype, self._match.output)
+        if quantised.scale is not None:
+            return (values,)
+        one = ir.Shape([])
+        scale = ir.Value(type=ir.TensorType(FLOAT), shape=one, name=self.unique(f"{self._name}_y_scale"))
+        kind = ir.TensorType(quantised.dtype)
+        point = ir.Value(type=kind, shape=one, name=self.unique(f"{self._name}_y_zero_point"))
+        return values, scale, point
+
     def _shape_of_one(self) -> list[int]:
         """Of a scale that is one number: [d] behind the last axis; [d, 1, 1] for channels in front of two dimensions.
 
@@ -276,7 +305,7 @@ class Draft:
         return self.done(self._as_norm(self._nodes[-1]), y, total)
 
     def _as_norm(self, node: ir.Node) -> ir.Node:
-        last = self._match.nodes[-1]
+        last = self._match.end
         history = {
             METADATA + "replaces": ",".join(n.name for n in self._match.nodes if n.name),
             METADATA + "spelling": self._match.spelling,
@@ -295,6 +324,8 @@ class Draft:
         Such a model is invalid: its exporter thought that the norm has x's type, where the rule gives the scale's.
         """
         declared = self._match.output.dtype
+        if self._match.quantised is not None and not self._match.quantised.keeps_y:
+            return made
         if not self._match.output.is_graph_output() or declared in (None, ir.DataType.UNDEFINED, made.y.dtype):
             return made
         made.y.name = self.unique(f"{self._name}_own_type")

@@ -59,8 +59,8 @@ def fuse(
             for every other form they are unfused first.
         dry_run: only say what would be done; the model returned is the original (for a path: as loaded).
         also: what else goes into the operators, in the forms ``plugin`` and ``standard``: ``"gates"``, the activated
-            gate of norms in state-space and linear-attention models. Without, such a norm is fused alone, and the
-            report has a note.
+            gate of norms in state-space and linear-attention models; ``"quantizers"``, the QuantizeLinear or
+            DynamicQuantizeLinear of a norm's result. Without, such a norm is fused alone, and the report has a note.
 
     Returns:
         The fused model, an ``onnx_ir.Model`` for one and an ``onnx.ModelProto`` otherwise, and the report.

@@ -8,7 +8,7 @@ from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.recognise.neighbours import Neighbour
 
-_OPERATORS = {Op.GATED_RMS_NORM.value: Neighbour.GATES}
+_OPERATORS = {op.value: Neighbour.QUANTIZERS for op in Op if op.quantises} | {Op.GATED_RMS_NORM.value: Neighbour.GATES}
 ALL = tuple(Neighbour)
 IN_WORDS = ", ".join(n.value for n in ALL)
 

@@ -75,7 +75,7 @@ class Repairs:
         """Make what the file says of the outputs' types that of X. Returns whether anything was wrong."""
         x = n.node.inputs[0] if n.node.inputs else None
         own = facts.dtype(x)
-        wrong = [o for o in n.node.outputs if o.name and not o.is_graph_output() and facts.dtype(o) not in (None, own)]
+        wrong = [o for o in _of_x(n) if o.name and not o.is_graph_output() and facts.dtype(o) not in (None, own)]
         if own is None or not wrong:
             return False
         for output in wrong:
@@ -145,10 +145,24 @@ class Repairs:
         self._note(n, "scales")
 
     def _outputs(self, n: OurNode) -> None:
-        """Every output has a name: onnxruntime 1.20 aborts on one that a tool has taken away since nobody reads it."""
-        if len(n.node.outputs) == len(n.op.outputs) and all(o.name for o in n.node.outputs):
+        """Every output but the optional ones has a name.
+
+        onnxruntime 1.20 aborts on one that a tool has taken away since nobody reads it.
+        """
+        optional = n.op.optional
+        if len(n.node.outputs) == len(n.op.outputs) and all(
+            o.name or role in optional for o, role in zip(n.node.outputs, n.op.outputs, strict=True)
+        ):
             return
         n.node.resize_outputs(len(n.op.outputs))
         for output, role in zip(n.node.outputs, n.op.outputs, strict=True):
+            if role in optional:
+                output.name = output.name or ""
+                continue
             output.name = output.name or self._unique(f"{node_name(n.node)}_{role}")
         self._note(n, "outputs")
+
+
+def _of_x(n: OurNode) -> list[ir.Value]:
+    """The outputs that are of the type of X."""
+    return [o for o, role in zip(n.node.outputs, n.op.outputs, strict=False) if role in ("Y", "sum")]

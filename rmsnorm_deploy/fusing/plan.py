@@ -24,6 +24,7 @@ from rmsnorm_deploy.recognise.engine import candidates, facts_of, recognise
 from rmsnorm_deploy.recognise.match import Match, Miss, Stage
 from rmsnorm_deploy.recognise.neighbours import Neighbour
 from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
+from rmsnorm_deploy.recognise.quantising import with_quantising
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
 
 
@@ -66,7 +67,7 @@ class Plan:
     @property
     def ours(self) -> int:
         """How many of the norms are nodes of ours, which go."""
-        return sum(op_of(match.nodes[-1]) is not None for match in self.matches)
+        return sum(op_of(match.end) is not None for match in self.matches)
 
     @property
     def writer(self) -> OutputForm:
@@ -79,7 +80,7 @@ class Plan:
         roots = {scope.nodes[0].graph: scope.root for scope in self.scopes if scope.nodes} if self.copies else {}
         found = []
         for match in self.matches:
-            root = roots.get(match.nodes[-1].graph) if match.references else None
+            root = roots.get(match.end.graph) if match.references else None
             bindings = self.copies.get(root) if isinstance(root, ir.Function) else None
             same = [match] if bindings is None else [parameters_of(match, binding) for binding in bindings]
             found.append(tuple(described(m, version) for m in same))
@@ -156,10 +157,15 @@ def planned(
     except ValueError as error:
         raise ModelError(str(error), "Use a newer release of rmsnorm_deploy.") from error
     matches, misses = ([], []) if task == "unfuse" else recognise(model, proto, graphs, declared, also)
-    if form is STANDARD and any(name.startswith(f"{DOMAIN}::") for name in ops):
-        ours, invalid = read_all(facts_of(model, proto, graphs, declared), graphs, model.opset_imports)
+    if any(name.startswith(f"{DOMAIN}::") for name in ops):
+        facts = facts_of(model, proto, graphs, declared)
+        ours, invalid = read_all(facts, graphs, model.opset_imports)
+        if form is not STANDARD:  # they stay, unless something behind them is to go into them
+            wanted = ours if Neighbour.QUANTIZERS in also else ()
+            ours = [m for m in (with_quantising(facts, m) for m in wanted) if m.end is not m.nodes[-1]]
+            invalid = []
         place = {node: i for i, node in enumerate(n for g in graphs for n in g.nodes)}
-        matches = sorted([*matches, *ours], key=lambda match: place[match.nodes[-1]])
+        matches = sorted([*matches, *ours], key=lambda match: place[match.end])
         misses = [*misses, *invalid]
     kept: list[tuple[Match, Needs]] = []
     for match in matches:
@@ -182,7 +188,7 @@ def planned(
     fitting_now: list[tuple[Match, Needs]] = []
     for match, needs in kept:
         # a function has an opset of its own, and bodies that come with a norm have the model's
-        there = now if needs.bodies else own.get(match.nodes[-1].graph, now)
+        there = now if needs.bodies else own.get(match.end.graph, now)
         if needs.opset > there:
             misses.append(_too_old(match, needs.opset, there, cannot, in_function=there != now))
         else:

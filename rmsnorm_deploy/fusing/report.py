@@ -39,6 +39,7 @@ class FusedNorm:
         removed: names of the nodes that it replaced.
         kept: names of replaced nodes that stay because something else uses their values.
         notes: what a user should know about this site.
+        result: name that the norm's own result has in the original; ``output`` is another one where it is quantised.
     """
 
     node: str
@@ -58,6 +59,7 @@ class FusedNorm:
     removed: tuple[str, ...]
     kept: tuple[str, ...]
     notes: tuple[str, ...]
+    result: str = ""
 
 
 def described(match: Match, version: int) -> FusedNorm:
@@ -73,12 +75,12 @@ def described(match: Match, version: int) -> FusedNorm:
         return (value.name or "") if value is not None else ""
 
     return FusedNorm(
-        node=node_name(match.nodes[-1]),
+        node=node_name(match.end),
         op=parameters.op.value,
         scope=match.site.scope,
         x=name(match.x),
         scale=name(match.scale),
-        output=name(match.output),
+        output=name(_output(match)),
         residual=name(match.residual),
         gate=name(match.gate),
         axes=parameters.axes,
@@ -90,7 +92,14 @@ def described(match: Match, version: int) -> FusedNorm:
         removed=tuple(node_name(n) for n in match.nodes),
         kept=(),
         notes=match.notes,
+        result=name(match.output),
     )
+
+
+def _output(match: Match) -> ir.Value:
+    """What is left of the norm's result for others to read."""
+    quantised = match.quantised
+    return match.output if quantised is None or quantised.keeps_y else quantised.outputs[0][0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,9 @@ def as_trailing_norm(match: Match, operator: str) -> Match | Unsuited:
         match: the norm.
         operator: the name of the operator that is to be written, for the reason.
     """
+    if match.quantised is not None and match.plain is not None:
+        note = f"{operator} does not quantise: {match.nodes[-1].op_type} stays a node of its own"
+        return as_trailing_norm(dataclasses.replace(match.plain, notes=(*match.plain.notes, note)), operator)
     p = match.parameters
     if p.op is Op.GATED_RMS_NORM:
         if match.plain is None:

@@ -9,6 +9,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
 from rmsnorm_deploy.op import formula
 from rmsnorm_deploy.op.definition import ATTRIBUTES, SILU, NormParameters, Op, attribute_names
+from rmsnorm_deploy.op.dtypes import SIXTEEN_BIT
 from rmsnorm_deploy.op.versions import DOMAIN
 from rmsnorm_deploy.op.words import documentation
 
@@ -135,6 +136,13 @@ class _Body(formula.Writer[str]):
     def finish(self, value: str) -> None:
         self.cast(value, "output_type", "Y")
 
+    def quantise(self, *, dynamic: bool) -> None:
+        if dynamic:
+            self._append(helper.make_node("DynamicQuantizeLinear", ["Y"], ["quantized", "y_scale", "y_zero_point"]))
+            return
+        y, scale = self.cast("Y", "precision"), self.cast("y_scale", "precision")
+        self.add("QuantizeLinear", [y, scale, "y_zero_point"], "quantized")
+
 
 def function_body(op: Op, opset: int, version: int | None = None) -> FunctionProto:
     """``op`` in standard ONNX operators, parameterised by its attributes, for a model of ai.onnx ``opset``.
@@ -182,7 +190,12 @@ def _function_body(op: Op, opset: int, attributes: tuple[str, ...], doc: str, li
 
 
 def min_opset(parameters: NormParameters) -> int:
-    """The oldest ai.onnx opset whose body expresses ``parameters``: bfloat16 casts need 13, partial norms 12."""
+    """The oldest ai.onnx opset whose body expresses ``parameters``.
+
+    bfloat16 casts need 13, partial norms 12, quotients of 16 bits 19.
+    """
+    if parameters.precision in SIXTEEN_BIT:
+        return 19
     types = (parameters.output_type, parameters.scale_type)
     if TensorProto.BFLOAT16 in types:
         return 13

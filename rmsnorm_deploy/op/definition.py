@@ -17,6 +17,12 @@ where ``activation`` is 1. Where, says ``gate_at``::
     1    scale_type(c(n) * g) in place of n       in front of the scale
     2    Y = T(c(y) * g)                          behind it (Qwen3-Next)
 
+An operator whose name ends in QuantizeLinear or DynamicQuantizeLinear then does to Y what that one of ai.onnx does::
+
+    quantized = saturated(round(precision(Y) / precision(y_scale)) + y_zero_point)     round half to even
+
+The scale and zero point are inputs; or, for DynamicQuantizeLinear, outputs that are made of the range of all of Y.
+
 RMSNorm is from Zhang & Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, arXiv:1910.07467, section 4;
 ``partial_size`` is the paper's pRMSNorm (section 4.1), ``epsilon_outside`` the place of epsilon in its published code.
 """
@@ -45,6 +51,10 @@ class Op(str, enum.Enum):
 
     RMS_NORM = "RMSNorm"
     ADD_RMS_NORM = "AddRMSNorm"
+    RMS_NORM_QUANTIZE = "RMSNormQuantizeLinear"
+    ADD_RMS_NORM_QUANTIZE = "AddRMSNormQuantizeLinear"
+    RMS_NORM_DYNAMIC_QUANTIZE = "RMSNormDynamicQuantizeLinear"
+    ADD_RMS_NORM_DYNAMIC_QUANTIZE = "AddRMSNormDynamicQuantizeLinear"
     GENERAL_RMS_NORM = "GeneralRMSNorm"
     GATED_RMS_NORM = "GatedRMSNorm"
 
@@ -55,13 +65,47 @@ class Op(str, enum.Enum):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs, in order; all are required (onnxruntime 1.20 aborts on a missing one)."""
+        """Names of the outputs, in order; all are there, for onnxruntime 1.20 aborts on a missing one.
+
+        All but :attr:`optional` have names.
+        """
         return _SIGNATURES[self][1]
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The outputs whose name is empty where nobody reads them. None is the last, since tools drop those."""
+        return ("Y",) if self.quantises else ()
+
+    @property
+    def quantises(self) -> bool:
+        """Whether the norm is quantised in the same operator."""
+        return self is not self.norm
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it is quantised by a scale of its own range."""
+        return self.quantises and "y_scale" in self.outputs
+
+    @property
+    def norm(self) -> Op:
+        """The operator that is the norm alone."""
+        return _NORMS.get(self, self)
+
+    def quantised(self, *, dynamic: bool) -> Op | None:
+        """The operator that does the same and quantises the result; None where there is none."""
+        return next((op for op, norm in _NORMS.items() if norm is self and op.is_dynamic == dynamic), None)
 
 
 _SIGNATURES: dict[Op, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Op.RMS_NORM: (("X", "scale"), ("Y",)),
     Op.ADD_RMS_NORM: (("X", "residual", "scale"), ("Y", "sum")),
+    Op.RMS_NORM_QUANTIZE: (("X", "scale", "y_scale", "y_zero_point"), ("Y", "quantized")),
+    Op.ADD_RMS_NORM_QUANTIZE: (("X", "residual", "scale", "y_scale", "y_zero_point"), ("Y", "quantized", "sum")),
+    Op.RMS_NORM_DYNAMIC_QUANTIZE: (("X", "scale"), ("Y", "quantized", "y_scale", "y_zero_point")),
+    Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE: (
+        ("X", "residual", "scale"),
+        ("Y", "quantized", "y_scale", "y_zero_point", "sum"),
+    ),
     Op.GENERAL_RMS_NORM: (("X", "scale", "bias"), ("Y",)),
     Op.GATED_RMS_NORM: (("X", "gate", "scale"), ("Y",)),
 }
@@ -73,8 +117,18 @@ OPERANDS: dict[str, tuple[str, str]] = {
     "bias": ("S", "Added at the end; broadcasts into X and never enlarges it. -0.0 is neutral."),
     "Y": ("T", "The normalised value, of X's shape."),
     "sum": ("T", "X + residual, rounded to T."),
+    "y_scale": ("P", "Scale of the quantized value, one number."),
+    "y_zero_point": ("Q", "Zero point of the quantized value, one number; 0 for float8."),
+    "quantized": ("Q", "The quantized value, of X's shape."),
 }
-"""Type and meaning of every input and output: T is the type of X; S and G are each T or float."""
+"""Type and meaning of every input and output: T is the type of X; S, G and P are T or float, Q is a type of 8 bits."""
+_NORMS = {
+    Op.RMS_NORM_QUANTIZE: Op.RMS_NORM,
+    Op.ADD_RMS_NORM_QUANTIZE: Op.ADD_RMS_NORM,
+    Op.RMS_NORM_DYNAMIC_QUANTIZE: Op.RMS_NORM,
+    Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE: Op.ADD_RMS_NORM,
+}
+"""What each operator that quantises is without that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +155,7 @@ class Attribute:
     required: bool = False
 
 
+_QUANTISED = (Op.RMS_NORM_QUANTIZE, Op.ADD_RMS_NORM_QUANTIZE)
 _GENERAL = (Op.GENERAL_RMS_NORM,)
 _GATED = (Op.GATED_RMS_NORM,)
 SIGMOID, SILU = 0, 1
@@ -138,6 +193,7 @@ ATTRIBUTES = (
         GATED_FIRST,
         _GATED,
     ),
+    Attribute("precision", AttributeProto.INT, "Type of the quotient of Y and y_scale: 1 (float) or T.", 1, _QUANTISED),
     Attribute(
         _VERSION, AttributeProto.INT, "The version of the domain that the model imports.", None, since=2, required=True
     ),
@@ -185,6 +241,7 @@ class NormParameters:
         activation: of the gate: :data:`SIGMOID` or :data:`SILU`. GatedRMSNorm only.
         gate_at: what the gate multiplies: :data:`GATED_FIRST`, :data:`GATED_NORMALISED` or :data:`GATED_LAST`.
             GatedRMSNorm only.
+        precision: type of the quotient of Y and its scale: float, or ``output_type``. Where the scale is given only.
 
     Raises:
         ValueError: an attribute is outside its range, or set on an operator that lacks it.
@@ -201,6 +258,7 @@ class NormParameters:
     partial_size: int | None = None
     activation: int = SILU
     gate_at: int = GATED_FIRST
+    precision: int = TensorProto.FLOAT
 
     @property
     def rounding(self) -> int:
@@ -232,6 +290,12 @@ class NormParameters:
             raise ValueError(f"activation must be 0 (sigmoid) or 1 (SiLU), not {self.activation}")
         if self.gate_at not in (GATED_FIRST, GATED_NORMALISED, GATED_LAST):
             raise ValueError(f"gate_at must be 0, 1 or 2, not {self.gate_at}")
+        if self.op.quantises and self.stash_type != TensorProto.FLOAT:
+            raise ValueError(f"stash_type of {self.op.value} must be 1 (float)")
+        if self.op.is_dynamic and self.output_type != TensorProto.FLOAT:
+            raise ValueError(f"X of {self.op.value} must be float32")
+        if self.precision not in (TensorProto.FLOAT, self.output_type):
+            raise ValueError(f"precision must be 1 (float) or the type of X, not {self.precision}")
         fields = {f.name: f.default for f in dataclasses.fields(self)}
         lacking = [a.name for a in ATTRIBUTES if self.op not in a.ops and a.name in fields]
         if set_ := [name for name in lacking if getattr(self, name) != fields[name]]:

@@ -68,6 +68,13 @@ FLOAT_TYPES = tuple(t.number for t in TYPES)
 SIXTEEN_BIT = tuple(t.number for t in TYPES if t.itemsize == 2)
 """The data types of those that are for storing only: nothing is computed in them."""
 
+QUANTISED_TYPES = {
+    int(TensorProto.INT8): "int8",
+    int(TensorProto.UINT8): "uint8",
+    int(TensorProto.FLOAT8E4M3FN): "float8e4m3fn",
+}
+"""The types of 8 bits in which a norm can end: their data types, and what type constraints of ONNX call them."""
+
 _FOUND: dict[int | str, FloatType] = {key: t for t in TYPES for key in (t.number, t.name)}
 
 

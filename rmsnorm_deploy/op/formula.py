@@ -48,6 +48,9 @@ class Writer(Protocol[Value]):
     def finish(self, value: Value) -> None:
         """``value`` in X's type is the output ``Y``."""
 
+    def quantise(self, *, dynamic: bool) -> None:
+        """The output ``Y`` as QuantizeLinear, or else DynamicQuantizeLinear, has it, is the output ``quantized``."""
+
 
 def write(op: Op, to: Writer[Value]) -> None:
     """Write ``op`` step by step, as :mod:`rmsnorm_deploy.op.definition` states it.
@@ -74,3 +77,5 @@ def write(op: Op, to: Writer[Value]) -> None:
     if gated:
         y = to.gated(y, GATED_LAST, rounded=False)
     to.finish(y)
+    if op.quantises:
+        to.quantise(dynamic=op.is_dynamic)

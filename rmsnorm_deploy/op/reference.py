@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from rmsnorm_deploy.op.definition import ALL_FEATURES, GATED_FIRST, GATED_LAST, GATED_NORMALISED, SILU, NormParameters
 from rmsnorm_deploy.op.dtypes import float_type
+from rmsnorm_deploy.op.quantising import dynamic_quantize_linear, quantize_linear
 
 Array = NDArray[Any]
 
@@ -108,11 +109,33 @@ def evaluate(parameters: NormParameters, *inputs: Array, exact: bool = False) ->
         exact: return Y in float64 before the last rounding.
 
     Returns:
-        The outputs of the node, in the operator's order. Of X's shape and, unless ``exact``, type.
+        The outputs of the node, in the operator's order; the optional ones, too. Those that are not quantised are of
+        X's shape and, unless ``exact``, type.
     """
+    if parameters.op.quantises:
+        return _quantised(parameters, *inputs, exact=exact)
     given: dict[str, Any] = dict(zip(parameters.op.inputs, inputs, strict=True))
-    attributes = {f.name: getattr(parameters, f.name) for f in dataclasses.fields(parameters)}
-    del attributes["op"], attributes["output_type"]
-    return rms_norm(given.pop("X"), given.pop("scale"), exact=exact, **given, **attributes)[
-        : len(parameters.op.outputs)
-    ]
+    made = rms_norm(given.pop("X"), given.pop("scale"), exact=exact, **given, **norm_attributes(parameters))
+    return made[: len(parameters.op.outputs)]
+
+
+def norm_attributes(parameters: NormParameters) -> dict[str, Any]:
+    """The keywords of :func:`rms_norm` that ``parameters`` have: all but what types and quantising are about."""
+    of_others = ("op", "output_type", "precision")
+    return {f.name: getattr(parameters, f.name) for f in dataclasses.fields(parameters) if f.name not in of_others}
+
+
+def _quantised(parameters: NormParameters, *inputs: Array, exact: bool) -> tuple[Array, ...]:
+    op = parameters.op
+    given = dict(zip(op.inputs, inputs, strict=True))
+    alone = dataclasses.replace(parameters, op=op.norm, precision=TensorProto.FLOAT)
+    operands = [given[name] for name in op.norm.inputs]
+    found = dict(zip(op.norm.outputs, evaluate(alone, *operands), strict=True))
+    if op.is_dynamic:
+        made = dynamic_quantize_linear(found["Y"])
+        found |= dict(zip(("quantized", "y_scale", "y_zero_point"), made, strict=True))
+    else:
+        found["quantized"] = quantize_linear(found["Y"], given["y_scale"], given["y_zero_point"], parameters.precision)
+    if exact:
+        found["Y"] = evaluate(alone, *operands, exact=True)[0]
+    return tuple(found[name] for name in op.outputs)

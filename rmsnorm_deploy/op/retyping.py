@@ -34,4 +34,6 @@ def following(values: Mapping[str, Any], x_type: int | None) -> dict[str, Any]:
         meant["stash_type"] = x_type  # a float64 norm has no other arithmetic
     if scale_type == before and (scale_type in SIXTEEN_BIT or x_type == TensorProto.DOUBLE):
         meant["scale_type"] = x_type  # it rounded to the type of X before, and does so now
+    if before in SIXTEEN_BIT and meant.get("precision") == before:
+        meant["precision"] = x_type
     return meant

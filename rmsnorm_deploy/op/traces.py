@@ -47,17 +47,20 @@ def worth_a_look(data: bytes) -> bool:
 
 def _operators(data: bytes) -> Iterator[bytes]:
     """Names that end as ours do and stand where an operator's name stands: between its length and an attribute."""
-    end = data.find(_END)
-    while end >= 0:
-        last = end + len(_END) - 1
-        for length in range(len(_END) - 1, 120):
-            if data[last - length - 2 : last - length] == bytes((_OP_TYPE, length)):
-                yield data[last - length : last]
-                break
-        end = data.find(_END, last)
+    for name in _ENDS:
+        end = data.find(name)
+        while end >= 0:
+            last = end + len(name) - 1
+            for length in range(len(name) - 1, 120):
+                if data[last - length - 2 : last - length] == bytes((_OP_TYPE, length)):
+                    yield data[last - length : last]
+                    break
+            end = data.find(name, last)
 
 
 _CALL_IN_BYTES = re.compile(_CALL.pattern.encode())
 _NAMES = frozenset(op.value.encode() for op in Op)
 _OP_TYPE, _ATTRIBUTE = 4 << 3 | 2, 5 << 3 | 2  # tags of NodeProto's fields
-_END = Op.RMS_NORM.value.encode() + bytes((_ATTRIBUTE,))
+_ENDS = tuple(
+    op.value.encode() + bytes((_ATTRIBUTE,)) for op in (Op.RMS_NORM, Op.RMS_NORM_QUANTIZE, Op.RMS_NORM_DYNAMIC_QUANTIZE)
+)

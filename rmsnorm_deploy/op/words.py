@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rmsnorm_deploy.op.definition import OPERANDS, Op, attributes_of
 
+_GIVEN = "quantized = saturated(round(Y / y_scale) + y_zero_point)"
+_OWN = "8 bits, by a scale and zero point made of the range of all of Y"
 _MEANINGS = {
     Op.RMS_NORM: "Divides X by its root mean square over `axes`, and multiplies by scale: "
     "Y = X / sqrt(mean(X^2) + epsilon) * scale.",
@@ -12,6 +14,17 @@ _MEANINGS = {
     Op.GENERAL_RMS_NORM: "An RMSNorm that needs more than the plain one: a bias, a statistic over part of the features "
     "(pRMSNorm), epsilon outside of the root, a least value of the RMS, or a scale that is more than a vector of "
     "features: Y = X / max(sqrt(mean(X^2) + epsilon) + epsilon_outside, rms_floor) * scale + bias.",
+    Op.GATED_RMS_NORM: "An RMSNorm with a gate, as state-space and linear-attention models have it: with g = "
+    "act(gate), SiLU or sigmoid, Y is the RMSNorm of X * g, or X's with g in front of the scale or behind it.",
+    **{
+        op: f"{op.norm.value}, then {name} of Y: {given}. Y itself has no name where nobody reads it."
+        for op, name, given in (
+            (Op.RMS_NORM_QUANTIZE, "QuantizeLinear", _GIVEN),
+            (Op.ADD_RMS_NORM_QUANTIZE, "QuantizeLinear", _GIVEN),
+            (Op.RMS_NORM_DYNAMIC_QUANTIZE, "DynamicQuantizeLinear", _OWN),
+            (Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE, "DynamicQuantizeLinear", _OWN),
+        )
+    },
 }
 
 

@@ -18,6 +18,7 @@ from rmsnorm_deploy.recognise.gate import with_gate
 from rmsnorm_deploy.recognise.inference import Inferred
 from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
 from rmsnorm_deploy.recognise.neighbours import Neighbour
+from rmsnorm_deploy.recognise.quantising import with_quantising
 from rmsnorm_deploy.recognise.reduction import open_candidate
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
@@ -86,18 +87,28 @@ def recognise(
             results = agreed([results, *more], bindings[scope.root], candidate.site)
         for result in results:
             if isinstance(result, Match):
-                matches.append(_with_neighbours(facts, result, also))
+                matches.append(_with_gate(facts, result, also))
             else:
                 misses.append(result)
-    return _without_overlap(matches), misses
+    return [_with_quantising(facts, match, also) for match in _without_overlap(matches)], misses
 
 
-def _with_neighbours(facts: Facts, match: Match, also: Collection[Neighbour]) -> Match:
+def _with_gate(facts: Facts, match: Match, also: Collection[Neighbour]) -> Match:
     gated = with_gate(facts, match)
     if gated is match or Neighbour.GATES in also:
         return gated
-    name = Neighbour.GATES.value
-    note = f"its gate stays in nodes of its own: GatedRMSNorm takes it in where '{name}' are asked for as well"
+    return _noted(match, "its gate stays in nodes of its own: GatedRMSNorm takes it in", Neighbour.GATES)
+
+
+def _with_quantising(facts: Facts, match: Match, also: Collection[Neighbour]) -> Match:
+    quantised = with_quantising(facts, match)
+    if quantised.quantised is None or Neighbour.QUANTIZERS in also:
+        return quantised
+    return _noted(match, "what quantises it stays a node of its own: an operator takes it in", Neighbour.QUANTIZERS)
+
+
+def _noted(match: Match, text: str, neighbour: Neighbour) -> Match:
+    note = f"{text} where '{neighbour.value}' are asked for as well"
     return dataclasses.replace(match, notes=(*match.notes, note))
 
 

@@ -87,6 +87,30 @@ class Grouping:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantised:
+    """How the result of a norm is quantised.
+
+    Attributes:
+        outputs: for each node that does it, the values that it gives: the quantised one and, where the scale is made of
+            the range, scale and zero point. All nodes give the same.
+        scale: the given scale, or None where it is made of the range.
+        scale_dtype: its element type.
+        zero_point: the given zero point; None for 0.
+        dtype: element type of the quantised value.
+        precision: that of the quotient.
+        keeps_y: whether something else reads the result, too.
+    """
+
+    outputs: tuple[tuple[ir.Value, ...], ...] = ()
+    scale: ir.Value | None = None
+    scale_dtype: ir.DataType = ir.DataType.FLOAT
+    zero_point: ir.Value | None = None
+    dtype: ir.DataType = ir.DataType.UINT8
+    precision: ir.DataType = ir.DataType.FLOAT
+    keeps_y: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Match:
     """A norm that can be written as one operator.
 
@@ -114,12 +138,13 @@ class Match:
         notes: what a user should know about this site, one sentence each.
         references: parameters that are attributes of the function that the norm stands in, by name: every call gives
             its own number, and ``parameters`` has that of the first one.
-        plain: the same norm with the addition in front of it, or with its gate, left to nodes of its own; None where it
-            takes in neither.
+        plain: the same norm with the addition in front of it, its gate, or what quantises it, left to nodes of
+            its own; None where it takes in none of them.
         gate: what the activation of a GatedRMSNorm is applied to, or None.
         gate_dtype: its element type; None where nothing says so, which means that of ``x``.
         grouping: the Reshapes around a GatedRMSNorm; None where there are none.
         shapes: Shape nodes that read the product of ``x`` and the gate, which has ``x``'s shape.
+        quantised: how the result is quantised by the same operator; None where it is not.
     """
 
     site: Site
@@ -149,3 +174,9 @@ class Match:
     gate_dtype: ir.DataType | None = None
     grouping: Grouping | None = None
     shapes: tuple[ir.Node, ...] = ()
+    quantised: Quantised | None = None
+
+    @property
+    def end(self) -> ir.Node:
+        """The last node of the norm itself."""
+        return self.nodes[-1] if self.quantised is None or self.plain is None else self.plain.end

@@ -14,3 +14,5 @@ class Neighbour(str, enum.Enum):
 
     GATES = "gates"
     """An activated gate that multiplies the norm, or what is normed: GatedRMSNorm."""
+    QUANTIZERS = "quantizers"
+    """QuantizeLinear or DynamicQuantizeLinear of the norm's result: RMSNormQuantizeLinear and its like."""

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_deploy.op import FLOAT_TYPES, NormParameters, Op, following, op_named, version_of
+from rmsnorm_deploy.op.dtypes import QUANTISED_TYPES
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, node_name
-from rmsnorm_deploy.recognise.match import Match, Miss, Site, Stage
+from rmsnorm_deploy.recognise.match import Match, Miss, Quantised, Site, Stage
 from rmsnorm_deploy.recognise.scopes import Scope
 
 
@@ -98,13 +99,19 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
     bias = given.get("bias")
     if bias is not None and _is_neutral(facts, bias):
         bias = None
-    if node.outputs[0].type is not None and not isinstance(node.outputs[0].type, ir.TensorType):
+    made = dict(zip(op.outputs, node.outputs, strict=False))
+    y, quantised = made.get("Y"), _quantised(facts, op, given, made, parameters)
+    if y is None or not y.name:
+        y = made.get("quantized", node.outputs[0])  # of the same shape
+    if y.type is not None and not isinstance(y.type, ir.TensorType):
         return refused("its Y is said to be no tensor")
+    if quantised is not None and int(quantised.dtype) not in QUANTISED_TYPES:
+        return refused(f"its y_zero_point is of type {quantised.dtype.name}")
     shape = facts.shape(x)
     if shape is not None and any(not -len(shape) <= axis < len(shape) for axis in parameters.axes):
         return refused(f"its axes {list(parameters.axes)} are outside X, which has {len(shape)} dimensions")
     for name, value in given.items():
-        larger = "" if name == "X" else checks.enlarges(facts.shape(value), shape)
+        larger = "" if name in ("X", "y_scale", "y_zero_point") else checks.enlarges(facts.shape(value), shape)
         if larger:
             return refused(f"its {name} has {larger}")
     residual = given.get("residual")
@@ -114,7 +121,7 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         site=site,
         parameters=parameters,
         x=x,
-        output=node.outputs[0],
+        output=y,
         scale=scale,
         scale_dtype=facts.dtype(scale) or ir.DataType(parameters.output_type),
         scale_rank=facts.rank(scale),
@@ -126,13 +133,39 @@ def read(facts: Facts, scope: str, node: ir.Node, imports: Mapping[str, int]) ->
         nodes=(node,),
         spelling=op.value,
         references={a.name: a.ref_attr_name for a in node.attributes.values() if a.is_ref() and a.ref_attr_name},
+        quantised=quantised,
     )
+    if residual is None:
+        return match
+    match = dataclasses.replace(match, residual=residual, sum=made.get("sum"))
     if op is not Op.ADD_RMS_NORM:
         return match
-    total = node.outputs[1] if len(node.outputs) > 1 else None
-    match = dataclasses.replace(match, residual=residual, sum=total)
     alone = dataclasses.replace(parameters, op=Op.RMS_NORM)
     return dataclasses.replace(match, plain=dataclasses.replace(match, parameters=alone, add_outside=True))
+
+
+def _quantised(
+    facts: Facts,
+    op: Op,
+    given: Mapping[str, ir.Value | None],
+    made: Mapping[str, ir.Value],
+    parameters: NormParameters,
+) -> Quantised | None:
+    """How a node of ours quantises; None where it does not."""
+    if not op.quantises:
+        return None
+    y = made.get("Y")
+    scale, zero_point = given.get("y_scale"), given.get("y_zero_point")
+    names = ("quantized", "y_scale", "y_zero_point") if op.is_dynamic else ("quantized",)
+    return Quantised(
+        outputs=(tuple(made[name] for name in names if name in made),),
+        scale=scale,
+        scale_dtype=facts.dtype(scale) or ir.DataType.FLOAT,
+        zero_point=zero_point,
+        dtype=facts.dtype(zero_point) or (ir.DataType.UINT8 if op.is_dynamic else ir.DataType.UNDEFINED),
+        precision=ir.DataType(parameters.precision),
+        keeps_y=y is not None and bool(y.name) and bool(y.uses() or y.is_graph_output()),
+    )
 
 
 def _is_neutral(facts: Facts, bias: ir.Value) -> bool:

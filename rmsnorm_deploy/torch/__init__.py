@@ -2,7 +2,7 @@
 
     rmsnorm_deploy.torch.export(module, (x,), "fused.onnx")
     torch.onnx.export(module, (x,), dynamo=True, custom_translation_table=rmsnorm_deploy.torch.translations())
-    y = rmsnorm_deploy.torch.rms_norm(x, scale, epsilon=1e-6)     # one function for each operator of the definition
+    y = rmsnorm_deploy.torch.rms_norm(x, scale, epsilon=1e-6)     # a function for each operator but those that quantise
 
 Needs the extra ``torch``; nothing else in this package imports it. PyTorch itself is loaded, and the operators are
 registered with it, when one of these names is first used; without PyTorch, that raises :class:`MissingEnvironment`.
@@ -14,8 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rmsnorm_deploy.errors import MissingEnvironment
-from rmsnorm_deploy.op import Op
-from rmsnorm_deploy.torch.naming import snake_case
+from rmsnorm_deploy.torch.naming import OPERATORS
 
 if TYPE_CHECKING:
     from rmsnorm_deploy.torch.exporting import export
@@ -27,14 +26,13 @@ _HOMES = {"export": "exporting", "translations": "translating"}
 
 
 def __getattr__(name: str) -> Any:
-    operators = {snake_case(op): op for op in Op}
-    if name not in _HOMES and name not in operators:
+    if name not in _HOMES and name not in OPERATORS:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:
         import onnxscript  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingEnvironment(f"{error.name} is not installed", "pip install 'rmsnorm-deploy[torch]'") from error
-    if name in operators:
-        return importlib.import_module(f"{__name__}.operators").function_of(operators[name])
+    if name in OPERATORS:
+        return importlib.import_module(f"{__name__}.operators").function_of(OPERATORS[name])
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -82,3 +82,6 @@ class _Steps(formula.Writer[Any]):
 
     def finish(self, value: Any) -> None:
         self.outputs["Y"] = value.to(self._own)
+
+    def quantise(self, *, dynamic: bool) -> None:
+        raise NotImplementedError("PyTorch has none of the operators that quantise")

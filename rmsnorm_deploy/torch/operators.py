@@ -12,7 +12,7 @@ from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, newest
 from rmsnorm_deploy.op.definition import Attribute, attributes_of
 from rmsnorm_deploy.op.dtypes import TYPES
 from rmsnorm_deploy.torch.eager import evaluate
-from rmsnorm_deploy.torch.naming import snake_case
+from rmsnorm_deploy.torch.naming import OPERATORS, snake_case
 
 _KINDS = {AttributeProto.INTS: "int[]?", AttributeProto.FLOAT: "float?", AttributeProto.INT: "int?"}
 _DATA_TYPES = {getattr(torch, t.name): t.number for t in TYPES}
@@ -96,8 +96,7 @@ def _gradients(op: Op) -> tuple[Callable[..., Any], Callable[..., None]]:
 
 def _register() -> Any:
     library = torch.library.Library(DOMAIN, "DEF")
-    for op in Op:
-        name = snake_case(op)
+    for name, op in OPERATORS.items():
         library.define(schema_of(op))
         library.impl(name, _eager(op), "CompositeExplicitAutograd")
         backward, keep = _gradients(op)

@@ -11,6 +11,7 @@ from onnxscript import opset18, values
 
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.op import DOMAIN, FLOAT_TYPES, Op, newest, schemas
+from rmsnorm_deploy.torch.naming import OPERATORS
 from rmsnorm_deploy.torch.operators import given_by_caller, overload_of, parameters_of
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -27,7 +28,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     Returns:
         A new dictionary, from PyTorch's operators to functions that write nodes.
     """
-    return {torch.ops.aten.rms_norm.default: _rms_norm, **{overload_of(op): _writer(op) for op in Op}}
+    return {torch.ops.aten.rms_norm.default: _rms_norm, **{overload_of(op): _writer(op) for op in OPERATORS.values()}}
 
 
 def _rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any | None = None, eps: float | None = None) -> Any:

@@ -6,7 +6,7 @@ import textwrap
 import typing
 from pathlib import Path
 
-from rmsnorm_deploy.op import DOMAIN, Op
+from rmsnorm_deploy.op import DOMAIN
 from tests.docs.markdown import cell, prose, string_below, words
 
 ROOT = Path(__file__).parents[2]
@@ -180,12 +180,13 @@ def _documented(text):
 
 
 def _entry_of_operators():
-    from rmsnorm_deploy.torch.naming import snake_case
+    from rmsnorm_deploy.torch.naming import OPERATORS
 
-    names = ", ".join(f"`{snake_case(op)}`" for op in Op)
+    names = ", ".join(f"`{name}`" for name in OPERATORS)
     return (
-        f"## The operators in PyTorch\n\n`rmsnorm_deploy.torch` has a function for each operator: {names}. It takes "
-        "the operator's inputs as tensors and, by name, its [attributes](operators.md) but for `output_type`, which is "
+        "## The operators in PyTorch\n\n`rmsnorm_deploy.torch` has a function for each operator but those that "
+        f"quantise: {names}. It takes the operator's inputs as tensors and, by name, its [attributes](operators.md) "
+        "but for `output_type`, which is "
         "the type of X; what is not given has its default. In float64, what is not said is float64, too. They are "
         f"`torch.ops.{DOMAIN}` as well, and have gradients.\n"
     )

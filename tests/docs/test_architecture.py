@@ -60,18 +60,19 @@ fusing: __init__ clearing copies draft names report touched foreign guard neighb
     trailing mending provenance forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
     many_dimensions splice commit cut sound made load weights validity opset save
-op: dtypes versions retyping definition formula naming reference schema traces words body __init__ known_bodies
+op: dtypes versions quantising retyping definition formula naming reference schema traces words body __init__
+    known_bodies
 recognise: __init__ match scopes element_types neighbours folding sameness long_vectors origin refusal bindings
-    inference factor size sizes state facts checks leading activation fused_forms magnitude our_nodes residual
-    rounding step gate square keepdims normalised output statistic reduction variance grammar ending engine
+    inference factor size sizes state facts checks leading quantising activation fused_forms magnitude our_nodes
+    residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
 torch: naming eager operators translating exporting __init__
 tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
-tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
-    layer_norm quantised rotary shaping slicing matrices refusals grouped_query convert
+tvm/importer: __init__ dtypes large table expand operator quantising sixteen_bits prepare attention fitting gathering
+    layer_norm rotary shaping slicing norms quantised matrices refusals grouped_query convert
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
     products pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored

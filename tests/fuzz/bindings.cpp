@@ -637,8 +637,11 @@ int main(int count, char** arguments) {
   }
   for (const CustomOpDomain* const domain : options[0].domains) {
     for (const CustomOp* const op : domain->ops) {
-      // those of the CPU; norms with a gate have inputs of their own, and calls.cpp drives their kernels
-      if (!op->get_provider(op) && std::string(op->get_name(op)) != "GatedRMSNorm") all_ops.push_back(op);
+      const std::string name = op->get_name(op);
+      // Those of the CPU. Norms with a gate have inputs of their own, and calls.cpp drives their kernels;
+      // those that quantise have tensors that are not made here.
+      if (op->get_provider(op) || name == "GatedRMSNorm" || name.find("Quantize") != std::string::npos) continue;
+      all_ops.push_back(op);
     }
   }
   at_once([&](int t) {

@@ -86,9 +86,10 @@ def test_types_are_known_behind_our_nodes_where_the_bodies_are_lost():
 @pytest.mark.parametrize("op", list(Op))
 def test_the_name_may_have_a_prefix(op, prefix):
     p = NormParameters(op, F)
-    inputs = {"X": "x", "residual": "r", "gate": "r", "bias": "scale", "scale": "scale"}
-    node = node_of(p, [inputs[i] for i in op.inputs], list("yz")[: len(op.outputs)], prefix + op.value)
-    (match,) = read(model_of([node]))
+    inputs = {"X": "x", "residual": "r", "gate": "r", "y_scale": "one", "y_zero_point": "zero"}
+    outputs = list("yzabc")[: len(op.outputs)]
+    node = node_of(p, [inputs.get(i, "scale") for i in op.inputs], outputs, prefix + op.value)
+    (match,) = read(model_of([node], one=np.float32(0.5), zero=np.array(3, np.int8)))
     assert match.parameters == p
 
 

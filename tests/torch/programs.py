@@ -16,7 +16,7 @@ import rmsnorm_deploy
 import rmsnorm_deploy.torch as rt
 from rmsnorm_deploy.op import DOMAIN, Op, reference
 from rmsnorm_deploy.op.dtypes import TYPES
-from rmsnorm_deploy.torch.naming import snake_case
+from rmsnorm_deploy.torch.naming import OPERATORS, snake_case
 from rmsnorm_deploy.torch.operators import parameters_of
 
 SHAPE = (3, 4, 8)
@@ -61,7 +61,7 @@ class Operators(torch.nn.Module):
 
     def forward(self, x):
         y = x.to(self.dtype)
-        for op in Op:
+        for op in OPERATORS.values():
             inputs = {"X": y, "scale": self.scale, "bias": self.scale}
             given = [inputs.get(name, 2 * y) for name in op.inputs]
             done = getattr(rt, snake_case(op))(*given, **attributes_of(op))
@@ -162,7 +162,7 @@ def eager(folder):
     del folder
     rng = np.random.default_rng(0)
     found = {}
-    for op in Op:
+    for op in OPERATORS.values():
         function = getattr(rt, snake_case(op))
         for dtype in ("float32", "float16", "float64"):
             arrays = [

@@ -80,6 +80,10 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(more)));
 }
+#define HAS_EXCEEDS
+INLINE bool exceeds(Vector v, float limit) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(limit), _CMP_GT_OQ)) != 0;
+}
 INLINE void store_bytes(unsigned char* p, Words w) {
   const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(w), _mm256_set1_epi32(0xff));
   const __m128i shorts = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));

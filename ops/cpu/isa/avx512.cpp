@@ -100,6 +100,31 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(more)));
 }
+#define HAS_EXCEEDS
+INLINE bool exceeds(Vector v, float limit) { return _mm512_cmp_ps_mask(v, set1(limit), _CMP_GT_OQ) != 0; }
+#define HAS_ENDS
+INLINE float least_of(Vector v) { return _mm512_reduce_min_ps(v); }
+INLINE float most_of(Vector v) { return _mm512_reduce_max_ps(v); }
+
+#define HAS_BYTE_BLOCKS
+// The larger of `furthest` and the distance of each lane from the nearest whole number.
+INLINE Vector further(Vector furthest, Vector v) {
+  constexpr int kGreatestMagnitude = 0b1011;
+  return _mm512_range_ps(_mm512_reduce_ps(v, _MM_FROUND_TO_NEAREST_INT), furthest, kGreatestMagnitude);
+}
+// Four vectors of quotients as bytes. A NaN and what is below every word are the least word, which stays below.
+template <int kQuantised>
+INLINE void store_block(unsigned char* p, const Vector* v, std::int32_t zero_point) {
+  __m512i words[4];
+  for (int k = 0; k < 4; ++k) words[k] = _mm512_cvtps_epi32(_mm512_min_ps(set1(0x1p30f), v[k]));
+  const __m512i zero = _mm512_set1_epi16(static_cast<std::int16_t>(zero_point));
+  const __m512i a = _mm512_adds_epi16(_mm512_packs_epi32(words[0], words[1]), zero);
+  const __m512i b = _mm512_adds_epi16(_mm512_packs_epi32(words[2], words[3]), zero);
+  const __m512i bytes = kQuantised == kInt8 ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b);
+  // Each 128 bits hold four lanes of each vector.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
 INLINE void store_bytes(unsigned char* p, Words w) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));
 }

@@ -54,6 +54,8 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(more)));
 }
+#define HAS_EXCEEDS
+INLINE bool exceeds(Vector v, float limit) { return vmaxvq_f32(v) > limit; }
 INLINE void store_bytes(unsigned char* p, Words w) {
   const uint16x4_t shorts = vmovn_u32(reinterpret_cast<uint32x4_t>(w));
   const uint8x8_t bytes = vmovn_u16(vcombine_u16(shorts, shorts));

@@ -2,6 +2,8 @@
 #ifndef RMSNORM_DEPLOY_CPU_ISA_QUANTISE_H_
 #define RMSNORM_DEPLOY_CPU_ISA_QUANTISE_H_
 
+#include <cmath>
+
 #include "steps.h"
 
 namespace {
@@ -31,6 +33,48 @@ INLINE Words float8_of(Vector v) {
 }
 #endif
 
+#if !defined(HAS_EXCEEDS)
+// Whether any lane is more than `limit`.
+INLINE bool exceeds(Vector v, float limit) {
+  float lanes[kLanes];
+  store(lanes, v);
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= lanes[i] > limit;
+  return any;
+}
+#endif
+
+#if !defined(HAS_DISTANCE)
+// How far each lane, of less than 2^22, is from the nearest whole number.
+INLINE Vector distance(Vector v) {
+  const Vector nearest = (v + set1(0x1.8p23f)) - set1(0x1.8p23f);  // floats from 2^23 on are whole numbers
+  return reinterpret_cast<Vector>(reinterpret_cast<Words>(v - nearest) & 0x7fffffffu);
+}
+#endif
+
+#if !defined(HAS_ENDS)
+// The least and the greatest lane, none of which is a NaN.
+INLINE float least_of(Vector v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] < lanes[i] ? lanes[i + width] : lanes[i];
+  }
+  return lanes[0];
+}
+INLINE float most_of(Vector v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  }
+  return lanes[0];
+}
+#endif
+
+// A NaN becomes the lower bound.
+INLINE Vector held(Vector v, Vector low, Vector high) { return at_most(at_least(v, low), high); }
+
 // The quotient in the type of index kQuantised.
 template <int kQuantised>
 INLINE Words quantised(Vector v, Vector low, Vector high, std::int32_t zero_point) {
@@ -38,7 +82,7 @@ INLINE Words quantised(Vector v, Vector low, Vector high, std::int32_t zero_poin
     return float8_of(v);
   } else {
     // Both bounds are whole numbers, so that they may come before the rounding.
-    return whole(at_most(at_least(v, low), high), zero_point);
+    return whole(held(v, low, high), zero_point);
   }
 }
 
@@ -56,6 +100,43 @@ static void quantise_kernel(const void* from, void* to, std::int64_t count, floa
     return v;
   };
   std::int64_t i = 0;
+  if constexpr (kQuantised != kFloat8 && !kNarrow) {
+    // A division takes longer than all the rest. A product with the reciprocal is at most 1.5 units in the last place
+    // off the quotient, which is less than 2^-13 where it is not cut off: both round to the same whole number, unless
+    // the product is as near to a tie. Then the quotients of a block are computed.
+    constexpr int kBlock = 4;
+    constexpr float kNear = 0.5f - 0x1p-13f;
+    const bool has_reciprocal = std::fabs(scale) >= 0x1p-100f && std::fabs(scale) <= 0x1p100f;
+    const Vector reciprocal = set1(1.0f / scale);
+    for (; has_reciprocal && i + kBlock * kLanes <= count; i += kBlock * kLanes) {
+      Vector furthest = set1(0.0f);
+#if defined(HAS_BYTE_BLOCKS)
+      Vector v[kBlock];
+#pragma GCC unroll 4
+      for (int k = 0; k < kBlock; ++k) {
+        v[k] = load(values + i + k * kLanes) * reciprocal;
+        furthest = further(furthest, v[k]);
+      }
+      if (exceeds(furthest, kNear)) {
+        for (int k = 0; k < kBlock; ++k) v[k] = quotient(load(values + i + k * kLanes));
+      }
+      store_block<kQuantised>(result + i, v, zero_point);
+#else
+#pragma GCC unroll 4
+      for (int k = 0; k < kBlock; ++k) {
+        const Vector v = held(load(values + i + k * kLanes) * reciprocal, low, high);
+        furthest = at_least(furthest, distance(v));
+        store_bytes(result + i + k * kLanes, whole(v, zero_point));
+      }
+      if (exceeds(furthest, kNear)) {
+        for (int k = 0; k < kBlock; ++k) {
+          const Vector v = quotient(load(values + i + k * kLanes));
+          store_bytes(result + i + k * kLanes, quantised<kQuantised>(v, low, high, zero_point));
+        }
+      }
+#endif
+    }
+  }
   for (; i + kLanes <= count; i += kLanes) {
     store_bytes(result + i, quantised<kQuantised>(quotient(load(values + i)), low, high, zero_point));
   }
@@ -95,16 +176,11 @@ static void extremes_kernel(const void* from, std::int64_t count, float* least, 
     highs[0] = at_least(v, highs[0]);
     i = count;
   }
-  float low[kLanes];
-  float high[kLanes];
-  store(low, at_most(lows[0], lows[1]));
-  store(high, at_least(highs[0], highs[1]));
-  for (int k = 0; k < kLanes; ++k) {
-    if (low[k] < *least) *least = low[k];
-    if (high[k] > *most) *most = high[k];
-  }
+  *least = least_of(at_most(lows[0], lows[1]));
+  *most = most_of(at_least(highs[0], highs[1]));
   if (i < count) {
     // The lanes beyond hold zeros, which are no values of the row.
+    float low[kLanes];
     store(low, load_first(values + i, count - i));
     for (std::int64_t k = 0; k < count - i; ++k) {
       if (low[k] < *least) *least = low[k];

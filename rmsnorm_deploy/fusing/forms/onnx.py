@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -22,7 +23,7 @@ class _Onnx(OutputForm):
     def suits(self, match: Match) -> Match | Unsuited:
         found = as_trailing_norm(match, _NAME)
         if isinstance(found, Match) and found.plain is not None:
-            return found.plain
+            return dataclasses.replace(found.plain, notes=found.notes)
         return found
 
     def needs(self, _: Match, __: Mapping[str, int]) -> Needs:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,7 +27,8 @@ class _Standard(OutputForm):
     carries_references = True
 
     def suits(self, match: Match) -> Match:
-        return match
+        # what quantises a norm is a node of its own already, unless the norm is a node of ours
+        return match.plain if match.quantised is not None and match.plain is not None else match
 
     def needs(self, match: Match, _: Mapping[str, int]) -> Needs:
         types = (match.parameters.output_type, match.parameters.scale_type)
@@ -52,10 +54,11 @@ class _Steps(formula.Writer[ir.Value]):
         self._x, self._residual, self._sum = draft.operands()
         self._y = self._x
         self._like = draft.like(match.x)
+        self._values: tuple[ir.Value, ...] = ()
 
     def done(self) -> Emission:
         """What was written."""
-        return self._draft.written(self._y, self._sum)
+        return dataclasses.replace(self._draft.written(self._y, self._sum), quantised=self._values)
 
     def wide(self, operand: str) -> ir.Value:
         return self._operand(operand, self._wide, f"{operand}_wide")
@@ -126,6 +129,22 @@ class _Steps(formula.Writer[ir.Value]):
 
     def finish(self, value: ir.Value) -> None:
         self._y = self._draft.turned_back(self._cast(value, self._draft.dtype, "narrow"))
+
+    def quantise(self, *, dynamic: bool) -> None:
+        quantised = self._match.quantised
+        assert quantised is not None
+        y = self._y
+        if not dynamic:
+            precision = quantised.precision
+            assert quantised.scale is not None
+            scale = self._cast(quantised.scale, precision, "y_scale_cast", quantised.scale_dtype)
+            inputs = [self._cast(y, precision, "Y_cast"), scale, self._draft.zero_point(quantised)]
+        else:
+            inputs = [y]
+        self._values = self._draft.quantised_outputs(quantised)
+        if not y.name:
+            y.name = self._draft.unique(f"{self._match.end.name or 'norm'}_Y")
+        self._draft.append(f"{'Dynamic' if dynamic else ''}QuantizeLinear", inputs, list(self._values))
 
     def _is_neutral(self, operand: str) -> bool:
         """Whether an operand changes nothing: no bias, or a scale that is the number 1."""

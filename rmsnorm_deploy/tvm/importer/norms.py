@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tvm
@@ -13,6 +14,7 @@ from rmsnorm_deploy.errors import ModelError
 from rmsnorm_deploy.op import GATED_FIRST, GATED_LAST, GATED_NORMALISED, SILU, NormParameters, Op, following
 from rmsnorm_deploy.op.dtypes import TYPES, float_type
 from rmsnorm_deploy.tvm.importer.dtypes import dtype_of
+from rmsnorm_deploy.tvm.importer.quantising import dynamically_quantised, linearly_quantised
 from rmsnorm_deploy.tvm.importer.table import Convert
 from rmsnorm_deploy.tvm.schedules.norm import MARKER, to_text
 
@@ -40,7 +42,7 @@ def _known_float(name: str, *values: Any) -> None:
 
 def _read(op: Op, version: int, inputs: Any, attr: dict[str, Any]) -> tuple[NormParameters, list[Any]]:
     given = [inputs[i] for i in range(len(op.inputs))]
-    _known_float(op.value, *given)
+    _known_float(op.value, *given[: len(op.norm.inputs)])
     x_type = float_type(dtype_of(given[0])).number
     try:
         meant = following(attr, x_type)
@@ -52,7 +54,7 @@ def _read(op: Op, version: int, inputs: Any, attr: dict[str, Any]) -> tuple[Norm
 def _ours(op: Op, version: int) -> Convert:
     def convert(bb: Any, inputs: Any, attr: dict[str, Any]) -> Any:
         parameters, given = _read(op, version, inputs, attr)
-        return emit_norm(bb, parameters, given)
+        return _quantised(bb, parameters, given) if op.quantises else emit_norm(bb, parameters, given)
 
     return convert
 
@@ -90,6 +92,21 @@ def _gated(version: int) -> Convert:
         return cast(y, dtype)
 
     return convert
+
+
+def _quantised(bb: Any, parameters: NormParameters, given: list[Any]) -> Any:
+    """A norm, and what quantises it, each in kernels of its own; all outputs of the operator."""
+    op = parameters.op
+    alone = dataclasses.replace(parameters, op=op.norm, precision=TensorProto.FLOAT)
+    found = emit_norm(bb, alone, given[: len(op.norm.inputs)])
+    made = dict(zip(op.norm.outputs, found if len(op.norm.outputs) > 1 else [found], strict=True))
+    if op.is_dynamic:
+        values = dynamically_quantised(bb, made["Y"])
+        made |= dict(zip(("quantized", "y_scale", "y_zero_point"), values, strict=True))
+    else:
+        scale, zero = given[len(op.norm.inputs) :]
+        made["quantized"] = linearly_quantised(bb, made["Y"], scale, zero, float_type(parameters.precision).name)
+    return relax.Tuple([made[name] for name in op.outputs])
 
 
 def _plain(name: str) -> Convert:

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 from rmsnorm_deploy.tvm.importer.dtypes import as_dtype, dtype_of, wide
 from rmsnorm_deploy.tvm.importer.operator import Operator
+from rmsnorm_deploy.tvm.importer.quantising import dynamically_quantised
 from rmsnorm_deploy.tvm.schedules.products.panels import EXACT_TERMS
 from rmsnorm_deploy.tvm.schedules.products.stored import MARKER, Stored
 
@@ -101,19 +102,7 @@ def _qlinear_matmul(o: Operator) -> Any:
 
 
 def _dynamic_quantize(o: Operator) -> Any:
-    """A scale from the range, 0 in it; zeros alone have the scale 1, not 0."""
-    x = o.input(0)
-    zero, most, one = (relax.const(np.float32(v)) for v in (0, 255, 1))
-    high = o.emit(relax.op.maximum(o.emit(relax.op.max(x)), zero))
-    low = o.emit(relax.op.minimum(o.emit(relax.op.min(x)), zero))
-    scale = o.emit(relax.op.divide(o.emit(relax.op.subtract(high, low)), most))
-    scale = o.emit(relax.op.where(o.emit(relax.op.equal(scale, zero)), one, scale))
-    # 0 - low / scale: as the definition has it
-    point = o.emit(relax.op.subtract(zero, o.emit(relax.op.divide(low, scale))))
-    point = o.emit(relax.op.round(o.emit(relax.op.clip(point, 0, 255))))
-    y = o.emit(relax.op.add(o.emit(relax.op.round(o.emit(relax.op.divide(x, scale)))), point))
-    y = as_dtype(o.bb, o.emit(relax.op.clip(y, 0, 255)), "uint8")
-    return relax.Tuple([y, scale, as_dtype(o.bb, point, "uint8")])
+    return relax.Tuple(dynamically_quantised(o.bb, o.input(0)))
 
 
 CONVERTERS: dict[str, Callable[[Operator], Any]] = {

@@ -47,11 +47,10 @@ def error_of(norm: Norm, inputs: list[Array], results: list[Array]) -> str:
     y, total = reference.rms_norm(
         x,
         parameter(rest[1 if norm.adds else 0]),
-        axes=(norm.outer_rank,),
         residual=rest[0] if norm.adds else None,
         bias=parameter(rest[1]) if norm.biased else None,
         exact=True,
-        **{name: value for name, value in vars(p).items() if name not in ("op", "output_type", "axes")},
+        **(reference.norm_attributes(p) | {"axes": (norm.outer_rank,)}),
     )
     for name, result, truth in zip(p.op.outputs, results, (y, total), strict=False):
         error = units(result, truth, float_type(result.dtype), axis=norm.outer_rank)

@@ -332,20 +332,26 @@ KernelInfo attributes(const CustomOp* op) {
   KernelInfo info;
   info.floats = {{"epsilon", 1e-6f}, {"epsilon_outside", 0.0f}, {"rms_floor", 0.5f}};
   const std::int64_t stash_type = type == RMS_NORM_FLOAT64 ? RMS_NORM_FLOAT64 : RMS_NORM_FLOAT32;
-  info.integers = {{"stash_type", stash_type}, {"scale_type", type}, {"output_type", type}};
+  info.integers = {{"stash_type", stash_type}, {"scale_type", type}, {"output_type", type}, {"precision", 1}};
   info.lists = {{"axes", {-1}}, {"partial_size", {INT64_MAX}}};
   return info;
 }
 
 Node node_of(const CustomOp* op, bool constant) {
-  // a residual or a gate is as large as X
-  const bool adds = op->get_output_count(op) == 2 || std::string(op->get_name(op)) == "GatedRMSNorm";
+  // a residual or a gate is as large as X; behind the weight are the scale and the zero point of what is quantised
+  const std::string name = op->get_name(op);
+  const bool adds = name.compare(0, 3, "Add") == 0 || name == "GatedRMSNorm";
+  const bool quantises = name.find("Quantize") != std::string::npos;
   Node node{op, nullptr, {}, op->get_output_count(op)};
   KernelInfo info = attributes(op);
   for (std::size_t i = 0; i < op->get_input_count(op); ++i) {
-    const bool weight = i >= (adds ? 2u : 1u);
+    const std::size_t before = adds ? 2 : 1;
+    const bool weight = i >= before;
     const int type = op->get_input_type(op, i);
-    node.inputs.push_back(tensor(weight ? std::vector<std::int64_t>{512} : std::vector<std::int64_t>{197, 512}, type));
+    std::vector<std::int64_t> shape = {197, 512};
+    if (weight) shape = {512};
+    if (quantises && i > before) shape = {};
+    node.inputs.push_back(tensor(shape, type));
     if (weight && constant) info.constants[i] = node.inputs[i];
   }
   Status* const status = op->create_kernel_status(op, get_api(18), &info, &node.kernel);
@@ -362,7 +368,7 @@ void fail(const CustomOp* op, const Node& node) {
   require(status && !kernel, "a negative epsilon is taken");
   delete status;
   const Value wrong = tensor({3, 511}, op->get_input_type(op, 0));
-  KernelContext context{{&wrong}, std::vector<Value>(2), item_of(op->get_input_type(op, 0))};
+  KernelContext context{{&wrong}, std::vector<Value>(op->get_output_count(op)), item_of(op->get_input_type(op, 0))};
   for (std::size_t i = 1; i < node.inputs.size(); ++i) context.inputs.push_back(&node.inputs[i]);
   status = op->compute_status(node.kernel, &context);
   require(status, "a scale that does not fit is taken");
@@ -413,7 +419,7 @@ int main(int argc, char** argv) {
 
   // One kernel of every op and type, run, refused, and asked for shapes by several threads.
   const auto& ops = options[0].domains[0]->ops;
-  require(ops.size() == 34, "another number of ops");
+  require(ops.size() == 90, "another number of ops");
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const CustomOp* const op = ops[i];
     const Node node = node_of(op, i % 2 != 0);
@@ -424,7 +430,7 @@ int main(int argc, char** argv) {
       for (std::size_t k = 0; k < first.size(); ++k) require(again[k].data == first[k].data, "another result");
       if (t == 0) fail(op, node);
       if (t == 1) require(library.set_isa("") == RMS_NORM_OK, "no instruction set");
-      ShapeContext shapes{{{3, 512}}, std::vector<std::vector<std::int64_t>>(2)};
+      ShapeContext shapes{{{3, 512}}, std::vector<std::vector<std::int64_t>>(op->get_output_count(op))};
       require(!op->infer_shape(op, &shapes) && shapes.outputs[0] == shapes.input.shape, "no shape is inferred");
     });
     op->destroy_kernel(node.kernel);

@@ -114,6 +114,10 @@ INLINE void store_bytes_first(unsigned char* p, Words w, std::int64_t count) {
 }
 INLINE void store_bytes(unsigned char* p, Words w) { store_bytes_first(p, w, kLanes); }
 
+#define HAS_DISTANCE
+INLINE Vector distance(Vector v) {
+  return each([=](int i) { return std::fabs(v.lanes[i] - std::nearbyint(v.lanes[i])); });
+}
 #define HAS_FLOAT8
 INLINE Words float8_of(Vector v) {
   Words w;

@@ -14,6 +14,7 @@ from tests.support.cuda import emulator as em
 
 SCRIPT = "tests/ort/test_onnxruntime.py"
 GATED = "tests/ort/test_gated.py"
+QUANTISED = "tests/ort/test_quantised.py"
 NOT_HERE = {
     "test_threads_change_no_bit": "launches are not divided among onnxruntime's threads",
     "test_one_session_on_several_threads": "the emulator is one device with one queue",
@@ -29,7 +30,7 @@ def library(objects, tmp_path_factory):
     return em.Emulator([*units.values(), *host, *em.compile_binding(em.ROOT / "ops", folder)], folder / "binding.so")
 
 
-def outcome(library, *arguments):
+def outcome(library, *arguments, scripts=(SCRIPT, GATED)):
     done = subprocess.run(
         [
             sys.executable,
@@ -41,7 +42,7 @@ def outcome(library, *arguments):
             os.devnull,
             f"--rootdir={em.ROOT}",
             *arguments,
-            *(SCRIPT, GATED),
+            *scripts,
         ],
         cwd=em.ROOT,
         env=os.environ | {"RMSNORM_DEPLOY_LIBRARY": str(library.path)},
@@ -50,6 +51,14 @@ def outcome(library, *arguments):
         check=False,
     )
     return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_norms_quantised_by_a_given_scale_run_in_the_gpus_ops(library):
+    """Each byte is that of the CPU's kernels, which is that of QuantizeLinear."""
+    names = ("test_scales_from_tiny_to_huge", "test_ties_and_their_neighbours", "test_every_type_by_the_definition")
+    code, text = outcome(library, "-k", " or ".join(names), scripts=(QUANTISED,))
+    assert code == 0, text
+    assert "skipped" not in text
 
 
 def test_every_model_of_the_cpus_suite_runs_in_the_gpus_ops(library):

@@ -4,6 +4,7 @@
 
 #include "cpu/gated.h"
 #include "cpu/plan.h"
+#include "cpu/quantise.h"
 #include "include/rms_norm.h"
 #include "ort/library.h"
 
@@ -19,6 +20,11 @@ int Plan::prepare(const rms_norm_params&, bool) noexcept { __builtin_trap(); }
 void Plan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
 int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
 void GatedPlan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
+void quantise(const void*, std::int32_t, std::int64_t, float, std::int32_t, std::int32_t, std::int32_t,
+              void*) noexcept {
+  __builtin_trap();
+}
+void extremes(const float*, std::int64_t, float*, float*) noexcept { __builtin_trap(); }
 void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
 
 }  // namespace rmsnorm_deploy
