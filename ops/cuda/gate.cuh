@@ -10,8 +10,8 @@ namespace rmsnorm_deploy {
 namespace cuda {
 
 // exp(-a) for a that is not negative: within 1 ULP where that is a normal number, within 2^-149 below. A NaN stays one.
-// A whole number of ln(2) and a rest, whose exponential is a polynomial (the coefficients are Cephes'), as on the CPU:
-// the GPU's own estimate loses digits with every bit of a.
+// A whole number of ln(2) and a rest, whose exponential is a polynomial (the coefficients are Cephes'): the GPU's own
+// estimate loses digits with every bit of a.
 __device__ inline float exp_of_minus(float a) {
   const float v = a > 104.0f ? -104.0f : -a;
   // Floats of this size are whole numbers: the addition rounds, and leaves the number in the last bits.

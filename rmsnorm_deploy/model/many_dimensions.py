@@ -15,6 +15,10 @@ from rmsnorm_deploy.model.graphs import AI_ONNX, elements, graphs_of, keep_nodes
 
 _MOST = 4096
 """Longer shapes are not followed; those of real models have a handful of elements."""
+_OF_VECTORS = frozenset(("Cast", "Identity", "Slice", "Split"))
+"""Operators that leave a vector one."""
+_WHOLE = 2**31 - 1
+"""An end from which on a slice goes to the end."""
 _MOST_STEPS = 64
 """Nodes between a shape and what it was made of; a guard against degenerate graphs."""
 _SHAPE_AT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Col2Im": 1, "MaxUnpool": 2}
@@ -26,7 +30,7 @@ _ELEMENTWISE = frozenset(
     )
 )
 _LIKE_FIRST = frozenset(
-    ("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze")
+    ("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "ScatterElements", "ScatterND", "Split", "Squeeze")
 )
 """Operators of vectors whose output is at most as long as their first input."""
 
@@ -107,18 +111,48 @@ class _Lengths:
             return max(lengths)
         if op_type == "Concat":
             return sum(lengths)
+        if op_type == "Slice":
+            return min(lengths[0], self._slice(node))
         if op_type in _LIKE_FIRST:
             return lengths[0]
         if op_type in ("Gather", "GatherElements"):
             return lengths[-1]
         if op_type == "Unsqueeze":  # a row and a column make a matrix
-            return lengths[0] if lengths[0] <= 1 else math.inf
+            return lengths[0] if lengths[0] <= 1 or self._is_number(node.input[0]) else math.inf
         if op_type == "Reshape":
             numbers = self._numbers(node.input[1] if len(node.input) > 1 else "")
             if numbers is None or len(numbers) > 1:
                 return math.inf
             return max([lengths[0], *numbers])  # onnx believes the number
         return math.inf
+
+    def _slice(self, node: NodeProto) -> float:
+        """Between a constant beginning and a constant end on the same side of a vector; steps leave more out."""
+        given = {a.name: list(a.ints) for a in node.attribute}
+        starts, ends = (
+            self._numbers(node.input[at]) if len(node.input) > at else given.get(name)
+            for at, name in ((1, "starts"), (2, "ends"))
+        )
+        if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
+            return math.inf
+        start, end = starts[0], ends[0]
+        if start < 0 <= end and end >= _WHOLE:  # from so many before the end
+            return -start
+        return max(end - start, 0) if (start < 0) == (end < 0) and start <= end else math.inf
+
+    def _is_number(self, name: str) -> bool:
+        """Whether a vector has lost its dimension, as exporters do with the one size that they cut out of a shape."""
+        node = self._producers.get(name)
+        if node is None or node.op_type != "Squeeze" or not node.input:
+            return False
+        axes = self._numbers(node.input[1]) if len(node.input) > 1 else None
+        if not axes and not any(a.name == "axes" and a.ints for a in node.attribute):
+            return False
+        for _ in range(_MOST_STEPS):
+            node = self._producers.get(node.input[0]) if node.input else None
+            if node is None or node.op_type not in _OF_VECTORS:
+                break
+        return node is not None and node.op_type == "Shape"
 
     def _filled(self, node: NodeProto, steps: int) -> float:
         """Of ConstantOfShape: the product of its shape, which is a number in the file, or the length of a vector."""

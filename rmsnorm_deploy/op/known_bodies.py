@@ -39,6 +39,10 @@ _RELEASED = {
     "8c646c6bda6117cd0eba": Spelling(Op.GENERAL_RMS_NORM, 11, 11),
     "c6983cc5211ace7ea733": Spelling(Op.GENERAL_RMS_NORM, 12, 17),
     "c8dfd8000a13db7f5601": Spelling(Op.GENERAL_RMS_NORM, 18),
+    "29d080107babba389e50": Spelling(Op.GATED_RMS_NORM, 11, 11),
+    "8c034bea4edb1169c014": Spelling(Op.GATED_RMS_NORM, 12, 14),
+    "f93b502dc72dc86c30df": Spelling(Op.GATED_RMS_NORM, 15, 17),
+    "fb5272345e99778c2df1": Spelling(Op.GATED_RMS_NORM, 18),
 }
 """Bodies that a release has written, by :func:`fingerprint`. A row stays for ever: so do the files."""
 _SPELLED_ANEW = ((MIN_OPSET, 11), (12, 14), (15, 17), (18, _ALWAYS))

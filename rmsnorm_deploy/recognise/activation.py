@@ -37,20 +37,28 @@ class Activated:
         return None
 
 
-def activated(facts: Facts, value: ir.Value | None) -> Activated | None:
-    """``value`` as an activated gate; None where it is none."""
+def activated(facts: Facts, value: ir.Value | None, narrowed: bool = False) -> Activated | None:
+    """``value`` as an activated gate; None where it is none. ``narrowed``: a Cast to 16 bits was met behind it."""
     if value is None:
         return None
     chain = list(checks.widened(facts, value))
     node = chain[-1].producer()
     if node is None or chain[-1].index() != 0:
         return None
-    found = _contrib(facts, node) or _swish(facts, node) or _product(facts, node) or _sigmoid(facts, node)
+    if not narrowed and is_op(node, "Cast") and facts.dtype(node.outputs[0]) in SIXTEEN_BIT:
+        found = activated(facts, node.inputs[0], narrowed=True)
+        found = None if found is None else dataclasses.replace(found, nodes=(*found.nodes, node))
+    else:
+        found = _found(facts, node)
     if found is None:
         return None
     passed = tuple(p for v in reversed(chain[:-1]) if (p := v.producer()) is not None)
     coarse = found.coarse or any(facts.dtype(n.outputs[0]) in SIXTEEN_BIT for n in found.nodes)
     return dataclasses.replace(found, nodes=(*found.nodes, *passed), coarse=coarse)
+
+
+def _found(facts: Facts, node: ir.Node) -> Activated | None:
+    return _contrib(facts, node) or _swish(facts, node) or _product(facts, node) or _sigmoid(facts, node)
 
 
 def _of(facts: Facts, gate: ir.Value, activation: int, *nodes: ir.Node) -> Activated:

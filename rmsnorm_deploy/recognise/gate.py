@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -105,7 +105,7 @@ def _starts(facts: Facts, match: Match) -> Iterator[_Gated]:
     node = product.producer()
     if node is not None and is_op(node, "Mul") and node.graph is graph:
         known = {*match.nodes, *passed}
-        readers = [user for v in chain for user, _ in v.uses() if user not in known]
+        readers = [user for v in chain for user, _ in v.uses() if not _is_only_for(facts, user, known)]
         shapes = tuple(user for user, _ in product.uses() if is_op(user, "Shape"))
         if all(user in shapes for user in readers) and not any(v.is_graph_output() for v in chain):
             for x, gate in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
@@ -128,6 +128,14 @@ def _starts(facts: Facts, match: Match) -> Iterator[_Gated]:
         if _is_absolute(facts, into):
             yield dataclasses.replace(alone, into=into)
     yield alone
+
+
+def _is_only_for(facts: Facts, node: ir.Node, known: Collection[ir.Node]) -> bool:
+    """Whether a node is one of ``known``, or widens for those alone: a match begins behind the Cast of its X."""
+    if node in known or not is_op(node, "Cast") or not checks.is_exact_cast(facts, node):
+        return node in known
+    output = node.outputs[0]
+    return not output.is_graph_output() and all(user in known for user, _ in output.uses())
 
 
 def _fits(facts: Facts, act: Activated, x: ir.Value) -> bool:

@@ -1,4 +1,7 @@
-"""Writes fused files that every later release must still run: `python -m tests.data.make VERSION`, once a release."""
+"""Writes fused files that every later release must still run: `python -m tests.data.make VERSION`, once a release.
+
+An operator that comes later has its files written alone, by their names behind the version: what is there stays.
+"""
 
 import sys
 from pathlib import Path
@@ -6,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 import rmsnorm_deploy
+from rmsnorm_deploy.op import GATED_FIRST, GATED_LAST
 from rmsnorm_deploy.op.reference import rms_norm
 from tests.support.judge import rows
-from tests.support.spellings.graph import NUMPY
+from tests.support.spellings.graph import NUMPY, F, Graph, H
 from tests.support.spellings.norms import Spelling, build
 
 HERE = Path(__file__).parent
@@ -24,12 +28,22 @@ SPELLINGS = {
     "clamped_float32_opset18": Spelling(mean="l2", inside="none", clamp="clip", floor=1e-12),
     "plain_float64_opset18": Spelling(layout="float64"),
 }
+GATED = {
+    "gated_first_float32_opset18": (F, F, 18, GATED_FIRST),
+    "gated_last_float16_opset17": (H, F, 17, GATED_LAST),
+}
+"""Norms with a gate: the types of x and of the gate, the opset, and where the gate comes in."""
 
 
-def main(version: str) -> None:
+def main(version: str, *names: str) -> None:
     folder = HERE / version
     folder.mkdir(exist_ok=True)
+    for name, (dtype, gate_dtype, opset, at) in GATED.items():
+        if not names or name in names:
+            write_gated(folder / f"{name}.onnx", dtype, gate_dtype, opset, at)
     for name, spelling in SPELLINGS.items():
+        if names and name not in names:
+            continue
         built = build(spelling)
         fused, report = rmsnorm_deploy.fuse(built.model)
         attributes = report.fused[0].attributes
@@ -45,5 +59,25 @@ def main(version: str) -> None:
         np.savez(folder / f"{name}.npz", truth=truth, **{k: v.astype(np.float64) for k, v in feeds.items()})
 
 
+def write_gated(path: Path, dtype: int, gate_dtype: int, opset: int, at: int) -> None:
+    shape, scale = (6, 64), np.linspace(0.5, 2, 64).astype(NUMPY[dtype])
+    g = Graph(opset)
+    x, z, w = g.input("x", dtype, shape), g.input("z", gate_dtype, shape), g.weight(scale, dtype, "w")
+    wide, gate = g.cast(x, F) if dtype != F else x, z * g.op("Sigmoid", z)
+    wide = wide * gate if at == GATED_FIRST else wide
+    y = wide / g.op("Sqrt", g.reduce("ReduceMean", wide * wide, (-1,)) + 1e-5)
+    y = (g.cast(y, dtype) if dtype != F else y) * w
+    if at != GATED_FIRST:
+        y = g.cast(g.cast(y, F) * gate, dtype)
+    g.output(y, "y", shape)
+    fused, report = rmsnorm_deploy.fuse(g.model(), also=["gates"])
+    (norm,) = report.fused
+    feeds = {"x": rows(shape, NUMPY[dtype]), "z": rows(shape, NUMPY[gate_dtype], seed=1)}
+    meaning = {k: norm.attributes[k] for k in ("epsilon", "scale_type", "activation", "gate_at")}
+    truth, _ = rms_norm(feeds["x"], scale, gate=feeds["z"], exact=True, **meaning)
+    path.write_bytes(fused.SerializeToString(deterministic=True))
+    np.savez(path.with_suffix(".npz"), truth=truth, **{k: v.astype(np.float64) for k, v in feeds.items()})
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rmsnorm_deploy.op import DOMAIN, NormParameters, version_of
+from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, version_of
 from rmsnorm_deploy.run.library import library_path
 from tests.support.judge import units
 from tests.support.older import ROOT, VERSIONS, python_with
@@ -40,7 +40,9 @@ def results(release, tmp_path_factory):
 
 
 def test_there_are_files_of_the_first_release():
-    assert len(list((ROOT / "tests" / "data" / "0.1.0").glob("*.onnx"))) == 10
+    models = [onnx.load(path) for path in (ROOT / "tests" / "data" / "0.1.0").glob("*.onnx")]
+    assert len(models) == 12
+    assert {n.op_type for model in models for n in model.graph.node if n.domain == DOMAIN} == {*Op}
 
 
 @pytest.mark.parametrize("runtime", ["installed", *VERSIONS])

@@ -145,9 +145,43 @@ def test_each_order_of_casts_keeps_its_roundings(place, build, rounding, gate_dt
     same_results(model, plain, data(H, gate_dtype), slack=1)
 
 
-def test_a_gate_computed_in_16_bits_is_said_to_round_less():
-    _, one = found(model_of(lambda g, x, z, w: norm(g, x * silu(g, z)) * w, H), 0, 1)
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_gate_computed_in_16_bits_is_said_to_round_less(wide):
+    """Whether the product is widened for the norm or not."""
+
+    def build(g, x, z, w):
+        product = x * silu(g, z)
+        return (g.cast(norm(g, g.cast(product, F)), H) if wide else norm(g, product)) * w
+
+    _, one = found(model_of(build, H), 0, 1)
     assert one.rounding == "fewer"
+
+
+def test_a_product_in_16_bits_that_is_widened_for_others_too_stays():
+    def build(g, x, z, w):
+        product = g.cast(x * silu(g, z), F)
+        return g.cast(norm(g, product), H) * w, g.cast(product * 2.0, H)
+
+    fused, _ = fused_of(model_of(build, H))
+    assert [n.op_type for n in fused.graph.node if n.domain == "rmsnorm_deploy"] == ["RMSNorm"]
+
+
+@pytest.mark.parametrize("gate_dtype", [H, F])
+@pytest.mark.parametrize("at", PLACES)
+def test_an_activation_in_float32_that_is_rounded_to_16_bits(at, gate_dtype):
+    """As ``x * silu(gate.float()).to(x.dtype)`` is."""
+
+    def build(g, x, z, w):
+        a = g.cast(silu(g, cast(g, z, F)), H)
+        if at == 0:
+            return g.cast(norm(g, g.cast(x * a, F)), H) * w
+        n = g.cast(norm(g, g.cast(x, F)), H)
+        return n * a * w if at == 1 else n * w * a
+
+    model = model_of(build, H, gate_dtype)
+    fused, one = found(model, at, 1)
+    assert one.rounding == "fewer"
+    same_results(model, fused, data(H, gate_dtype), slack=3)
 
 
 def grouped(g, value):

@@ -10,7 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import rmsnorm_deploy
+from rmsnorm_deploy.model.load import to_ir
 from rmsnorm_deploy.recognise import long_vectors
+from rmsnorm_deploy.recognise.engine import facts_of
 from tests.support.graphs import chain, same_results
 from tests.support.spellings.graph import I64, F, Graph, V
 
@@ -98,6 +100,16 @@ def product_with_itself(g, v, times):
     return v
 
 
+def squeezed_products(g, times):
+    """Vectors that a Squeeze leaves, which are no numbers: each time as many elements more as one has."""
+    v = g.op("ConstantOfShape", ints(g, 7, 1), dtype=I64)
+    for _ in range(times):
+        v = g.along("Squeeze", v, [1])
+        v = g.op("Reshape", g.along("Unsqueeze", v, [0]) + g.along("Unsqueeze", v, [1]), ints(g, -1))
+        v = g.along("Unsqueeze", v, [1])
+    return g.along("Squeeze", v, [1])
+
+
 MAKERS = {
     "a constant": lambda g: said_to_be_long(g, [LONG]) * ints(g, 2),
     "a constant behind others": lambda g: g.op("Neg", g.op("Abs", said_to_be_long(g, [2**40], F))) * 2.0,
@@ -147,6 +159,10 @@ SHAPES = {
     "what is said of a shape": said_of_a_shape,
     "a shape of doubled parts": lambda g: as_a_shape(g, doubled(g, 3, I64)),
     "a shape of rows and columns": lambda g: as_a_shape(g, product_with_itself(g, g.input("u", I64, (7,)), 4)),
+    "a shape of squeezed rows and columns": lambda g: as_a_shape(g, squeezed_products(g, 4)),
+    "a shape of what is long behind its middle": lambda g: as_a_shape(
+        g, g.op("Slice", g.input("u", I64, (LONG,)), ints(g, -1), ints(g, 2**31 - 2))
+    ),
     "a reshaped shape": lambda g: as_a_shape(g, g.op("Reshape", g.input("u", I64, (8,)), ints(g, 2**40))),
     "a tiled shape": lambda g: as_a_shape(g, g.op("Tile", g.input("u", I64, (8,)), ints(g, 2**30))),
 }
@@ -196,6 +212,33 @@ def test_no_declared_size_costs_memory_or_time(tmp_path):
         assert fused == 1, path
         assert seconds < 2, path
         assert peak < first + 100, path
+
+
+SIZES = {
+    "gathered": lambda g, s, i: g.along("Unsqueeze", g.op("Gather", s, index(g, i)), [0]),
+    "sliced from the end": lambda g, s, i: g.op("Slice", s, ints(g, i - 3), ints(g, i - 2 if i < 2 else 2**63 - 1)),
+    "sliced and squeezed": lambda g, s, i: g.along(
+        "Unsqueeze", g.along("Squeeze", g.op("Slice", s, ints(g, i), ints(g, i + 1), ints(g, 0)), [0]), [0]
+    ),
+    "cast, sliced and squeezed": lambda g, s, i: g.along(
+        "Unsqueeze", g.along("Squeeze", g.op("Slice", g.cast(s, 7), ints(g, i), ints(g, i + 1)), [0]), [0]
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+@pytest.mark.parametrize("how", SIZES)
+def test_a_shape_put_together_from_sizes_that_exporters_cut_out_is_followed(how, opset):
+    g = Graph(opset=opset)
+    x = g.input("x", F, ("b", 7, 32))
+    shape = g.op("Shape", x, dtype=I64)
+    flat = g.op("Reshape", x, g.op("Concat", ints(g, -1), SIZES[how](g, shape, 2), axis=0))
+    whole = g.op("Reshape", flat, g.op("Concat", *(SIZES[how](g, shape, i) for i in range(2)), ints(g, 32), axis=0))
+    g.output(whole, "y", None)
+    model = to_ir(g.model())
+    facts = facts_of(model)
+    found = {v.name: v for node in model.graph for v in node.outputs}
+    assert (facts.rank(found[flat.name]), facts.rank(model.graph.outputs[0])) == (2, 3)
 
 
 def is_followed_whole(model):

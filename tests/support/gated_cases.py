@@ -129,7 +129,7 @@ def test_the_activation_is_as_exact_as_its_header_says(kernels, activation):
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("activation", [SIGMOID, SILU])
 def test_what_is_not_finite_stays_so_and_in_its_row(kernels, activation, place):
-    x, gate = np.ones((4, 37), np.float32), np.ones((4, 37), np.float32)
+    x, gate = np.ones((40, 37), np.float32), np.ones((40, 37), np.float32)
     gate[0, 5], gate[1, 36], gate[2, 0] = np.nan, -np.inf, np.inf
     call = Call(x, np.float32([1.0]))
     code, y = run(kernels, call, gate, F32, activation, place)
@@ -137,15 +137,15 @@ def test_what_is_not_finite_stays_so_and_in_its_row(kernels, activation, place):
     with np.errstate(all="ignore"):
         wanted, _ = rms_norm(x, call.scale, epsilon=1e-6, gate=gate, activation=activation, gate_at=place)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
-    np.testing.assert_allclose(y[3], wanted[3], rtol=1e-6)
+    np.testing.assert_allclose(y[3:], wanted[3:], rtol=1e-6)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("over", ["x", "gate"])
 def test_y_may_lie_where_x_or_the_gate_does(kernels, over, place):
     rng = np.random.default_rng(6)
-    for size in (100, 5000):
-        call, gate = case(rng, (3, size), F32, F32, F32)
+    for rows, size in ((3, 100), (40, 24), (3, 5000)):
+        call, gate = case(rng, (rows, size), F32, F32, F32)
         _, wanted = run(kernels, call, gate, F32, SILU, place)
         y = call.x if over == "x" else gate
         code, got = run(kernels, call, gate, F32, SILU, place, y=y)
@@ -183,14 +183,17 @@ def test_an_unknown_version_is_refused(kernels):
     assert kernels.rmsnorm_deploy_cpu_run_gated(ctypes.byref(params), None) == BAD_POINTER
 
 
-def test_equal_numbers_whatever_the_division_into_rows(kernels):
-    call, gate = case(np.random.default_rng(8), (6, 100), F16, F32, F16)
-    _, all_ = run(kernels, call, gate, F32, SILU, 0)
-    for row in range(6):
-        one = Call(call.x[row : row + 1].copy(), call.scale, F16, F16, F16)
-        np.testing.assert_array_equal(
-            run(kernels, one, gate[row : row + 1].copy(), F32, SILU, 0)[1], all_[row : row + 1]
-        )
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("types", [(F32, F32, F32), (F16, F32, F16)], ids=str)
+def test_equal_numbers_whatever_the_division_into_rows(kernels, types, place):
+    """Some short rows go through each step together, and there is a last one that is alone."""
+    for rows, size in ((6, 100), (37, 7), (17, 128), (3, 2048), (3, 2049)):
+        call, gate = case(np.random.default_rng(8), (rows, size), *types)
+        _, all_ = run(kernels, call, gate, F32, SILU, place)
+        for row in range(rows):
+            one = Call(call.x[row : row + 1].copy(), call.scale, types[0], types[0], types[2])
+            _, alone = run(kernels, one, gate[row : row + 1].copy(), F32, SILU, place)
+            np.testing.assert_array_equal(alone, all_[row : row + 1])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

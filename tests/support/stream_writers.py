@@ -43,6 +43,18 @@ def gemm_without_bias(g, x):
     return g.op("Reshape", y, g.constant([2, -1, D], I64))
 
 
+def gemm_of_sizes_cut_out(g, x):
+    """As TorchScript's exporter writes transformers' Conv1D: the shapes are put together from sizes of ``x``."""
+
+    def one(start, end):
+        cut = g.op("Slice", g.op("Shape", x, dtype=I64), *(g.constant([n], I64) for n in (start, end, 0)))
+        return g.along("Unsqueeze", g.along("Squeeze", cut, [0]), [0])
+
+    flat = g.op("Reshape", x, g.op("Concat", g.constant([-1], I64), one(-1, 2**63 - 1), axis=0))
+    shape = g.op("Concat", one(0, 1), one(1, 2), g.constant([D], I64), axis=0)
+    return g.op("Reshape", g.op("Gemm", flat, g.matrix(D, D), g.random(D)), shape)
+
+
 def conv_of_tokens(g, x):
     turned = g.op("Transpose", x, perm=[0, 2, 1])
     y = g.op("Conv", turned, g.matrix(D, D, 3), g.random(D), pads=[1, 1])
@@ -174,6 +186,7 @@ def pooled(g, x):
 WRITERS = [
     *(resized, padded, repeated, matrix_on_the_left, conv_transposed, pooled),
     *(matmul, matmul_transposed, bias_first, gemm, gemm_transposed, gemm_scaled, gemm_without_bias),
+    gemm_of_sizes_cut_out,
     *(conv_of_tokens, conv_of_patches, number, subtracted, layer_scale, layer_scale_in_front),
     *(two_layer_scales, scaled, masked, where, dropped, two_of_them, moved, cut_and_joined, split, cast),
     *(weight_in_a_constant_node, mean_of_tokens),

@@ -91,6 +91,10 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm512_fmadd_ps(v, v, total); }
 
+// v * 2^k for a whole k, rounded once.
+#define HAS_POWER
+INLINE Vector times_power(Vector v, Vector k) { return _mm512_scalef_ps(v, k); }
+
 // A NaN is the first operand's; these instructions then give the second.
 INLINE Vector at_least(Vector v, Vector bound) { return _mm512_max_ps(v, bound); }
 INLINE Vector at_most(Vector v, Vector bound) { return _mm512_min_ps(v, bound); }

@@ -52,6 +52,7 @@ INLINE void gated_pass(const T* x, T* y, const float* scale, const float* gate, 
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
   std::int64_t i = 0;
+#pragma GCC unroll 4
   for (; i + kLanes <= count; i += kLanes) {
     const Vector n = divided<T, kDivide>(load(x + i), high, low);
     store(y + i, gated<T, kRounding, kLast>(n, load(scale + i), load(gate + i)));
@@ -64,66 +65,99 @@ INLINE void gated_pass(const T* x, T* y, const float* scale, const float* gate, 
 }
 
 template <typename T, int kRounding, bool kLast>
-static void gated_pass(const T* x, T* y, const float* scale, const float* gate, const Factors& factors,
+static void gated_pass(const T* x, T* y, const float* scale, const float* gate, const Factors& factors, int row,
                        std::int64_t count) {
-  const Factor factor = {factors.high[0], factors.low[0]};
-  if (factors.divides[0]) {
+  const Factor factor = {factors.high[row], factors.low[row]};
+  if (factors.divides[row]) {
     gated_pass<T, kRounding, kLast, true>(x, y, scale, gate, factor, count);
   } else {
     gated_pass<T, kRounding, kLast, false>(x, y, scale, gate, factor, count);
   }
 }
 
-// x times the gate is normalised.
+// x times the gate is normalised. Of rows longer than a piece there is one.
 template <typename T, typename G, int kRounding>
-static void gated_first(const T* x, const G* gate, T* y, const GatedArgs& a) {
+static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, const GatedArgs& a) {
   alignas(64) float wide[kGatePiece];
   const std::int64_t size = a.size;
+  const double per_count = 1.0 / static_cast<double>(size);
+  Factors factors;
+  if (size <= kGatePiece) {
+    Wide sums[kBatch];
+    activate<T, G, true>(x, gate, wide, batch * size, a.silu);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const float* row = wide + i * size;
+      sums[i] = first_pass<float, kPlain, false, false>(row, row, wide, nullptr, size, size, a.attributes);
+    }
+    set_batch(factors, sums, batch, per_count, a.attributes);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::int64_t at = i * size;
+      second_pass<T, float, kPlain, kRounding, false>(wide + at, y + at, a.scale, nullptr, factors, static_cast<int>(i),
+                                                      size, x);
+    }
+    return;
+  }
   double total = 0;
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
     activate<T, G, true>(x + at, gate + at, wide, count, a.silu);
     total += wide_sum(first_pass<float, kPlain, false, false>(wide, wide, wide, nullptr, count, count, a.attributes));
   }
-  Factors factors;
-  set_factor(factors, 0, rms_of(total / static_cast<double>(size), a.attributes));
+  set_factor(factors, 0, rms_of(total * per_count, a.attributes));
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
-    if (size > kGatePiece) activate<T, G, true>(x + at, gate + at, wide, count, a.silu);
+    activate<T, G, true>(x + at, gate + at, wide, count, a.silu);
     second_pass<T, float, kPlain, kRounding, false>(wide, y + at, a.scale + at, nullptr, factors, 0, count, x);
   }
 }
 
 // The gate comes behind the norm.
 template <typename T, typename G, int kRounding>
-static void gated_behind(const T* x, const G* gate, T* y, const GatedArgs& a) {
+static void gated_behind(const T* x, const G* gate, T* y, std::int64_t batch, const GatedArgs& a) {
   alignas(64) float wide[kGatePiece];
   const std::int64_t size = a.size;
-  const Wide sum = first_pass<T, kPlain, false, false>(x, x, y, nullptr, size, size, a.attributes);
+  Wide sums[kBatch];
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const T* row = x + i * size;
+    sums[i] = first_pass<T, kPlain, false, false>(row, row, y, nullptr, size, size, a.attributes);
+  }
   Factors factors;
-  set_factor(factors, 0, rms_of(wide_sum(sum) / static_cast<double>(size), a.attributes));
+  set_batch(factors, sums, batch, 1.0 / static_cast<double>(size), a.attributes);
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
-    activate<T, G, false>(x + at, gate + at, wide, count, a.silu);
-    if (a.place == kGatedLast) {
-      gated_pass<T, kRounding, true>(x + at, y + at, a.scale + at, wide, factors, count);
-    } else {
-      gated_pass<T, kRounding, false>(x + at, y + at, a.scale + at, wide, factors, count);
+    activate<T, G, false>(x + at, gate + at, wide, batch * count, a.silu);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::int64_t from = at + i * size;
+      const float* activated = wide + i * size;
+      if (a.place == kGatedLast) {
+        gated_pass<T, kRounding, true>(x + from, y + from, a.scale + at, activated, factors, static_cast<int>(i),
+                                       count);
+      } else {
+        gated_pass<T, kRounding, false>(x + from, y + from, a.scale + at, activated, factors, static_cast<int>(i),
+                                        count);
+      }
     }
   }
 }
 
 template <typename T, typename G, int kRounding>
 static void gated_kernel(const GatedArgs& a) {
+  static_assert(kBatchValues <= kGatePiece, "a batch is activated at once");
   const T* x = static_cast<const T*>(a.x);
   const G* gate = static_cast<const G*>(a.gate);
   T* y = static_cast<T*>(a.y);
-  for (std::int64_t row = 0; row < a.rows; ++row, x += a.size, gate += a.size, y += a.size) {
+  const std::int64_t most = rows_together(a.size);
+  for (std::int64_t row = 0; row < a.rows;) {
+    const std::int64_t batch = a.rows - row < most ? a.rows - row : most;
     if (a.place == kGatedFirst) {
-      gated_first<T, G, kRounding>(x, gate, y, a);
+      gated_first<T, G, kRounding>(x, gate, y, batch, a);
     } else {
-      gated_behind<T, G, kRounding>(x, gate, y, a);
+      gated_behind<T, G, kRounding>(x, gate, y, batch, a);
     }
+    row += batch;
+    x += batch * a.size;
+    gate += batch * a.size;
+    y += batch * a.size;
   }
 }
 

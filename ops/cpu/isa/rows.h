@@ -32,6 +32,24 @@ constexpr bool kCheapLoads<Half> = true;
 constexpr std::int64_t kBatchValues = 4096;
 static_assert(kBatchValues <= kScratch, "a batch is widened into the scratch");
 
+// How many rows of this length go through each step together: some of them where they are short.
+INLINE std::int64_t rows_together(std::int64_t size) {
+  if (size > kBatchValues / 2) return 1;
+  return size > kBatchValues / kBatch ? kBatchValues / size : kBatch;
+}
+
+// What the rows of a batch are multiplied by, from their sums of squares; `sums` has room for kBatch, and is changed.
+INLINE void set_batch(Factors& factors, Wide* sums, std::int64_t batch, double per_count, const Attributes& a) {
+  if (batch == 1) return set_factor(factors, 0, rms_of(wide_sum(sums[0]) * per_count, a));
+  const int groups = static_cast<int>((batch + kSide - 1) / kSide);
+  for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
+  for (int i = 0; i < groups; ++i) {
+    double totals[kSide];
+    wide_totals(sums + i * kSide, totals);
+    set_factors(factors, i * kSide, totals, per_count, a);
+  }
+}
+
 // The sum of kCount vectors. Recursion, not loops, keeps them in registers.
 template <int kCount>
 INLINE Vector tree(const Vector* values) {
@@ -178,13 +196,7 @@ INLINE void rows(const RowsArgs& a) {
   T* y = static_cast<T*>(a.y);
   T* sum = kAdds ? static_cast<T*>(a.sum) : y;
   const bool widens = kWidens && size <= kScratch;
-  // Some short rows go through each step together.
-  std::int64_t most = kBatch;
-  if (kFar || size > kBatchValues / 2) {
-    most = 1;
-  } else if (size > kBatchValues / kBatch) {
-    most = kBatchValues / size;
-  }
+  const std::int64_t most = kFar ? 1 : rows_together(size);
   const double per_count = 1.0 / static_cast<double>(measured);
   alignas(64) float wide[kWidens ? kScratch : 1];
   for (std::int64_t row = 0; row < a.rows;) {
@@ -201,17 +213,7 @@ INLINE void rows(const RowsArgs& a) {
       }
     }
     Factors factors;
-    if (batch == 1) {
-      set_factor(factors, 0, rms_of(wide_sum(sums[0]) * per_count, a.attributes));
-    } else {
-      const int groups = static_cast<int>((batch + kSide - 1) / kSide);
-      for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
-      for (int i = 0; i < groups; ++i) {
-        double totals[kSide];
-        wide_totals(sums + i * kSide, totals);
-        set_factors(factors, i * kSide, totals, per_count, a.attributes);
-      }
-    }
+    set_batch(factors, sums, batch, per_count, a.attributes);
     const T* next = x + (row + batch < a.rows ? batch * size : 0);
     for (std::int64_t i = 0; i < batch; ++i) {
       const std::int64_t at = i * size;
