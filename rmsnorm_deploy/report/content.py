@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from rmsnorm_deploy import __version__
-from rmsnorm_deploy.check.bench import BenchResult
+from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.installed import TRIED, version
@@ -136,7 +136,7 @@ def content(
     """
     before, after = Places(original), Places(fused) if fused is not None else None
     spellings, numbers = _spellings(fusion, before, after)
-    checks = {s.output: s for s in verification.sites} if verification is not None else {}
+    checks = {(s.scope, s.output): s for s in verification.sites} if verification is not None else {}
     times = {c.place: (c.before.median, c.after.median) for c in bench.comparisons if c.place} if bench else {}
     kernels = bench.kernels if bench else {}
     rows = [
@@ -144,7 +144,7 @@ def content(
             i + 1,
             f,
             numbers[_key(f)],
-            checks.get(f.output) if not f.scope else None,
+            checks.get((f.scope, f.output)),
             times.get(f.output) if not f.scope else None,
             kernels.get(f.output),
         )
@@ -152,7 +152,7 @@ def content(
     ]
     # a norm that differs is told whatever its place
     told = sorted(sorted(rows, key=_interest)[:MOST_NORMS], key=lambda row: row.number)
-    known = {f.output for f in fusion.fused if not f.scope}
+    known = {(f.scope, f.output) for f in fusion.fused}
     near = [
         NearMiss(m, before.around(m) if i < MOST_MISSES // 2 else None)
         for i, m in enumerate(fusion.near_misses[:MOST_MISSES])
@@ -165,7 +165,7 @@ def content(
         spelling_count=len(numbers),
         misses=tuple(near),
         verification=verification,
-        alone=tuple(s for s in checks.values() if s.output not in known)[:MOST_NORMS],
+        alone=tuple(s for s in checks.values() if (s.scope, s.output) not in known)[:MOST_NORMS],
         bench=bench,
         versions=_versions(verification, bench),
         commands=tuple(commands),

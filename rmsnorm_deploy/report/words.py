@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.check.bench import BenchResult, Comparison
+from rmsnorm_deploy.check.measured import BenchResult, Comparison
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.op import ALL_FEATURES, Op

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.check.bench import BenchResult
+from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import VerificationResult
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
