@@ -11,6 +11,7 @@ import onnx_ir as ir
 from rmsnorm_deploy import __version__
 from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
+from rmsnorm_deploy.converting.report import ConversionReport
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.installed import TRIED, version
 from rmsnorm_deploy.recognise.match import Miss
@@ -95,6 +96,7 @@ class Content:
         versions: releases of what took part, by name.
         commands: the commands that were run.
         date: of the caller's; empty without one.
+        conversion: what became of LayerNorms, where that was asked for.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Content:
     versions: Mapping[str, str]
     commands: tuple[str, ...]
     date: str
+    conversion: ConversionReport | None = None
 
 
 def content(
@@ -121,6 +124,7 @@ def content(
     bench: BenchResult | None = None,
     commands: Sequence[str] = (),
     date: str = "",
+    conversion: ConversionReport | None = None,
 ) -> Content:
     """Put together what a report of ``original`` says. Models are not changed, and weights are not read.
 
@@ -133,6 +137,7 @@ def content(
         bench: of the two, where there was one.
         commands: what was run.
         date: shown where it is given.
+        conversion: of LayerNorms, where there was one.
     """
     before, after = Places(original), Places(fused) if fused is not None else None
     spellings, numbers = _spellings(fusion, before, after)
@@ -170,6 +175,7 @@ def content(
         versions=_versions(verification, bench),
         commands=tuple(commands),
         date=date,
+        conversion=conversion,
     )
 
 

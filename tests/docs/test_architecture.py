@@ -27,7 +27,7 @@ ROOMS = {
     "recognise": {"model", "op"},
     "converting": {"errors", "fusing", "installed", "model", "op", "recognise"},
     "fusing": {"errors", "installed", "model", "op", "recognise"},
-    "report": {"check", "errors", "fusing", "installed", "model", "op", "recognise"},
+    "report": {"check", "converting", "errors", "fusing", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "installed", "model", "op", "run"},
     "torch": {"errors", "fusing", "model", "op"},
