@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm_deploy.check.bench import BenchResult, bench
+from rmsnorm_deploy.check.bench import bench
 from rmsnorm_deploy.check.comparison import TOLERANCE_ULPS
+from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import VerificationResult
 from rmsnorm_deploy.check.ulp import units
 from rmsnorm_deploy.check.verify import verify

@@ -55,9 +55,11 @@ class SiteCheck:
         original_error: the same of the original; None where there is no float64.
         allowed: the tolerance in these units where the error is closest to it.
         inputs: "received" in a run of the original, or "made": near the root of epsilon, huge, zero, constant rows.
+            In subgraphs, whose values are none of the model's, all are made.
         index: where.
         reason: why it did not pass, in a sentence; empty where it did.
         fault: what is probably wrong, such as "epsilon: epsilon is 2e-06, expected 1e-06"; empty where it passed.
+        scope: the path of the subgraph it stands in; "" is the main graph.
     """
 
     name: str
@@ -70,11 +72,13 @@ class SiteCheck:
     index: tuple[int, ...] = ()
     reason: str = ""
     fault: str = ""
+    scope: str = ""
 
     def __str__(self) -> str:
         """The line for people."""
         own = "" if self.original_error is None else f", original {self.original_error:.2g} ULP"
-        text = f"norm {self.name}: fused {self.error:.2g} ULP{own}"
+        place = f"{self.scope}/{self.name}" if self.scope else self.name
+        text = f"norm {place}: fused {self.error:.2g} ULP{own}"
         if not self.passed:
             text += f"; {self.reason} ({self.inputs} rows)"
         return text + (f"; probably {self.fault}" if self.fault else "")

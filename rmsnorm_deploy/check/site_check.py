@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from onnx import helper
+from onnx import ModelProto
 
 from rmsnorm_deploy.check.comparison import Comparison, quantised_outputs
-from rmsnorm_deploy.check.exact import Truth, by_definition
 from rmsnorm_deploy.check.guess import guess
+from rmsnorm_deploy.check.inner import bodies, stand_ins
 from rmsnorm_deploy.check.original import Outcome
 from rmsnorm_deploy.check.result import OutputCheck, SiteCheck
+from rmsnorm_deploy.check.site_runs import Outputs, Part, as_stated
 from rmsnorm_deploy.check.site_values import kind_of, made, received, sets_needed
-from rmsnorm_deploy.check.sites import Side, Site, batch, find_sites
+from rmsnorm_deploy.check.sites import Site, find_sites
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.neighbours import neighbours_in
-from rmsnorm_deploy.model.cut import value_types
+from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.graphs import nodes_of
 from rmsnorm_deploy.op import DOMAIN
-from rmsnorm_deploy.op.dtypes import BFLOAT16, FLOAT64, FLOAT_TYPES, SIXTEEN_BIT, FloatType, float_type
-from rmsnorm_deploy.run.inputs import Array, Feeds
+from rmsnorm_deploy.op.dtypes import FLOAT64, FLOAT_TYPES, SIXTEEN_BIT, FloatType, float_type
+from rmsnorm_deploy.run.inputs import Feeds
 from rmsnorm_deploy.run.runnable import Runnable
-from rmsnorm_deploy.run.runner import Runner
 
 ALIKE = 0.005
 """Of 16-bit elements, how many may differ in their last bit where two norms round at the same places: float32 sums in
@@ -34,7 +34,8 @@ READY_MADE = ("RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifie
 _LARGEST_MADE = 2**22
 """Elements of an X beyond which only what it really receives is compared."""
 
-Outputs = dict[str, Array]
+RECEIVED, MADE = "received", "made"
+"""What :attr:`rmsnorm_deploy.check.result.SiteCheck.inputs` says."""
 
 
 def check_sites(before: Runnable, after: Runnable, feeds: Feeds, seed: int = 0) -> tuple[list[SiteCheck], list[str]]:
@@ -49,51 +50,70 @@ def check_sites(before: Runnable, after: Runnable, feeds: Feeds, seed: int = 0) 
     ours = [n.op_type for n in nodes_of(after.proto.graph) if n.domain == DOMAIN]
     fresh, report = fuse(before.proto, also=neighbours_in(ours))
     sites = find_sites(before.proto, after.proto, report.fused)
-    notes = []
-    inside = len(ours) - sum(n.domain == DOMAIN for n in after.proto.graph.node)
-    if inside:
-        notes.append(f"{inside} norms in subgraphs were compared by the model's outputs only")
     placed = [s for s in sites if s.norm is not None]
+    notes = []
     if len(placed) < len(sites):
         # such as a LayerNorm that was converted, with other values before and behind it
         notes.append(
             f"{len(sites) - len(placed)} norms stand where the original has no RMSNorm, and were compared by the "
             "model's outputs only"
         )
-    sites = placed
-    if not sites:
-        return [], notes
-    try:
-        values = received(before, (v for s in sites for v in s.border), feeds)
-    except Exception as error:  # onnxruntime's exceptions have no common base of their own
-        return [], [*notes, f"the norms were not compared one by one: {first_line(error, 150)}"]
-    expected = {s.outputs[0]: s for s in find_sites(before.proto, fresh, report.fused)}
-    checker = _Checker(before, after, Runnable.of(fresh, before.home), values, seed)
-    return checker(sites, expected), notes
+    checks: list[SiteCheck] = []
+    if placed:
+        try:
+            values = received(before, (v for s in placed for v in s.border), feeds)
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            notes.append(f"the norms were not compared one by one: {first_line(error, 150)}")
+        else:
+            expected = {s.outputs[0]: s for s in find_sites(before.proto, fresh, report.fused)}
+            checker = _Checker(before, after, Runnable.of(fresh, before.home), values, seed, RECEIVED)
+            checks += checker(placed, expected)
+    inside = _check_bodies(before, after, fresh, report.fused, seed)
+    checks += inside
+    others = len(ours) - sum(n.domain == DOMAIN for n in after.proto.graph.node) - len(inside)
+    if others > 0:
+        notes.append(f"{others} norms in subgraphs were compared by the model's outputs only")
+    return checks, notes
+
+
+def _check_bodies(
+    before: Runnable, after: Runnable, fresh: ModelProto, norms: Iterable[FusedNorm], seed: int
+) -> list[SiteCheck]:
+    checks: list[SiteCheck] = []
+    for body in bodies(before.proto, after.proto, fresh, norms):
+        sites = find_sites(body.original, body.fused, body.norms)
+        values = stand_ins(body, sites, seed)
+        known = [s for s in sites if s.outputs[0] in values]
+        if not known:
+            continue
+        original, fused = Runnable(body.original, None, before.home, 0), Runnable(body.fused, None, after.home, 0)
+        expected = {s.outputs[0]: s for s in find_sites(body.original, body.fresh, body.norms)}
+        feeds = {name: value for s in known for name, value in values[s.outputs[0]].items()}
+        checker = _Checker(original, fused, Runnable(body.fresh, None, before.home, 0), feeds, seed, MADE)
+        checks += (dataclasses.replace(c, scope=body.scope) for c in checker(known, expected))
+    return checks
 
 
 class _Checker:
-    def __init__(self, before: Runnable, after: Runnable, fresh: Runnable, values: Feeds, seed: int) -> None:
+    def __init__(
+        self, before: Runnable, after: Runnable, fresh: Runnable, values: Feeds, seed: int, first: str
+    ) -> None:
         self._before, self._after, self._fresh = before, after, fresh
-        self._values, self._seed = values, seed
+        self._values, self._seed, self._first = values, seed, first
 
     def __call__(self, sites: list[Site], expected: Mapping[str, Site]) -> list[SiteCheck]:
         keyed = {f"{i}/": s for i, s in enumerate(sites)}
         rounds = self._rounds(keyed)
         sides = {k: s.original for k, s in keyed.items()}
-        before = _Part(self._before, sides, keyed, rounds)
+        before = Part(self._before, sides, keyed, rounds)
         own = before.run()
         exact = before.run(exactly=True)
         narrow = {k: s for k, s in keyed.items() if self._is_narrow(s)}
-        stated = _Part(self._before, {k: s.original for k, s in narrow.items()}, narrow, rounds).run(stated=True)
+        stated = Part(self._before, {k: s.original for k, s in narrow.items()}, narrow, rounds).run(stated=True)
         # both models' places have the same Y
         again = {k: expected[s.outputs[0]].fused for k, s in narrow.items() if s.outputs[0] in expected}
-        same = _Part(self._fresh, again, {k: keyed[k] for k in again}, rounds).run()
-        got = _Part(self._after, {k: s.fused for k, s in keyed.items()}, keyed, rounds).run()
-        # onnxruntime's CPU provider leaves out 16-bit roundings that standard operators state
-        casting = {k: s for k, s in keyed.items() if _casts(s.fused)}
-        said = _Part(self._after, {k: s.fused for k, s in casting.items()}, casting, rounds).run(stated=True)
-        got |= {k: found for k, found in said.items() if not any(isinstance(f, str) for f in [*found, *got[k]])}
+        same = as_stated(self._fresh, again, {k: keyed[k] for k in again}, rounds)
+        got = as_stated(self._after, {k: s.fused for k, s in keyed.items()}, keyed, rounds)
         checks = []
         for key, site in keyed.items():
             twin = expected.get(site.outputs[0])
@@ -129,7 +149,7 @@ class _Checker:
         kinds = [float_type(t) for t in map(kind_of, (self._values[v] for v in site.border)) if t in FLOAT_TYPES]
         narrowest = min(kinds, key=lambda t: t.mantissa_bits, default=FLOAT64)
         for i, result in enumerate(got):
-            name = "received" if i == 0 else "made"
+            name = self._first if i == 0 else MADE
             originals = [o for o in (own[i], stated[i] if stated else "") if not isinstance(o, str)]
             if not originals:
                 continue
@@ -190,11 +210,6 @@ class _Checker:
             yield from compare("plain", name, Outcome(exact, [[o[output]] for o in originals]), [result[output]])
 
 
-def _casts(side: Side) -> bool:
-    types = [helper.get_node_attr_value(n, "to") for n in side.nodes if n.op_type == "Cast" and not n.domain]
-    return any(t in SIXTEEN_BIT for t in types)
-
-
 def _differing(site: Site, stated: Outputs, twin: Outputs, got: Outputs) -> tuple[float, float]:
     """Of the elements, how many of the fuser's own norm and of the one in question are not the original's."""
     y = site.outputs[0]
@@ -213,73 +228,3 @@ def _rounds_otherwise(differing: list[tuple[float, float]]) -> bool:
         return False
     twin, got = (sum(d[i] for d in differing) / len(differing) for i in (0, 1))
     return twin <= ALIKE and got > 4 * ALIKE
-
-
-class _Part:
-    """The same side of several sites, run together; one by one where that does not load or run."""
-
-    def __init__(
-        self, model: Runnable, sides: Mapping[str, Side], sites: Mapping[str, Site], rounds: Mapping[str, list[Feeds]]
-    ) -> None:
-        self._model, self._sides, self._sites, self._rounds = model, sides, sites, rounds
-        types = value_types(model.proto)
-        self._bfloat16 = {o for s in sites.values() for o in s.outputs if types.get(o) == BFLOAT16.number}
-
-    def run(self, *, exactly: bool = False, stated: bool = False) -> dict[str, list[Outputs | str]]:
-        """The outputs of each site for each of its sets of values, or why there are none."""
-        run = functools.partial(self._some, exactly=exactly, stated=stated)
-        if not self._sides:
-            return {}
-        together = run(list(self._sides))
-        if not isinstance(together, str):
-            return together
-        found: dict[str, list[Outputs | str]] = {}
-        for key in self._sides:
-            alone = run([key])
-            found |= {key: [alone] * len(self._rounds[key])} if isinstance(alone, str) else alone
-        return found
-
-    def _some(self, keys: list[str], *, exactly: bool, stated: bool) -> dict[str, list[Outputs | str]] | str:
-        sides = {k: self._sides[k] for k in keys}
-        feeds = {f"{k}{v}": a for k in keys for v, a in self._rounds[k][0].items() if v in sides[k].reads}
-        kinds = {n: (kind_of(a), a.ndim) for n, a in feeds.items()}
-        wanted = {f"{k}{o}": o for k in keys for o in self._sites[k].outputs}
-        model = batch(self._model.proto, sides, kinds, wanted)
-        for value in model.graph.output:
-            if wanted[value.name] in self._bfloat16:  # the others' types are inferred: what is declared may be wrong
-                value.CopyFrom(helper.make_tensor_value_info(value.name, BFLOAT16.number, None))
-        part = Runnable(model, None, self._model.folder, 0)
-        try:
-            runner = self._runner(part, exactly=exactly, stated=stated)
-            found: dict[str, list[Outputs | str]] = {k: [] for k in keys}
-            for i in range(max(len(self._rounds[k]) for k in keys)):
-                given = {
-                    f"{k}{v}": a
-                    for k in keys
-                    for v, a in self._rounds[k][min(i, len(self._rounds[k]) - 1)].items()
-                    if v in sides[k].reads
-                }
-                outputs = dict(zip(wanted, runner(given), strict=True))
-                for name, value in () if exactly else list(outputs.items()):
-                    if wanted[name] in self._bfloat16:  # the runner gives them as float32
-                        outputs[name] = value.astype(BFLOAT16.dtype)
-                for k in keys:
-                    if i < len(self._rounds[k]):
-                        found[k].append({o: outputs[f"{k}{o}"] for o in self._sites[k].outputs})
-        except Exception as error:  # onnxruntime's exceptions have no common base of their own
-            return first_line(error, 150)
-        return found
-
-    def _runner(self, part: Runnable, *, exactly: bool, stated: bool) -> Callable[[Feeds], list[Array]]:
-        if exactly:
-            truth = Truth(part)
-            return lambda feeds: _there(truth(feeds), truth.why_not)
-        if stated:
-            return lambda feeds: _there(by_definition(part, feeds, limit=None), "onnx's evaluator does not run it")
-        return Runner(part, optimise=False)
-
-
-def _there(found: list[Array] | None, why_not: str) -> list[Array]:
-    if found is None:
-        raise ValueError(why_not)
-    return found

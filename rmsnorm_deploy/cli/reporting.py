@@ -79,7 +79,11 @@ class ReportFile:
         if self._path is None:
             yield
             return
+        from rmsnorm_deploy.converting.report import ConversionReport
         from rmsnorm_deploy.report.write import writing_report
+
+        if isinstance(fusion, ConversionReport):
+            what, fusion = {**what, "conversion": fusion}, None
 
         place = writing_report(
             self._path, self._model, fusion, commands=(self._command,), overwrite=self._force, **what

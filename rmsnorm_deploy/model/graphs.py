@@ -63,6 +63,21 @@ def _parts(root: ModelProto | GraphProto | FunctionProto) -> list[GraphProto | F
     return [root.graph, *training, *root.functions]
 
 
+def scope_part(name: str, outputs: Iterable[str], op_type: str, attribute: str, index: int, count: int) -> str:
+    """What one of the graphs that a node carries is called in reports, such as "/loop.body".
+
+    Args:
+        name: of the node; without one it is called by its first output that has a name.
+        outputs: of the node.
+        op_type: of the node.
+        attribute: that holds the graph.
+        index: the graph's place in the attribute's list.
+        count: the length of that list.
+    """
+    label = name or next((o for o in outputs if o), op_type)
+    return f"{label}.{attribute}" + (f"[{index}]" if count > 1 else "")
+
+
 def nodes_of(root: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """The nodes of :func:`walk`."""
     return (found for found in walk(root) if isinstance(found, NodeProto))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.model.graphs import ir_subgraphs
+from rmsnorm_deploy.model.graphs import ir_subgraphs, scope_part
 from rmsnorm_deploy.op import DOMAIN, Op
 
 
@@ -57,6 +57,6 @@ def _nested(
         if not node.attributes:
             continue
         for attribute_name, i, count, inner in ir_subgraphs(node):
-            label = node.name or next((o.name for o in node.outputs if o.name), node.op_type)
-            part = f"{label}.{attribute_name}" + (f"[{i}]" if count > 1 else "")
+            outputs = (o.name or "" for o in node.outputs)
+            part = scope_part(node.name or "", outputs, node.op_type, attribute_name, i, count)
             yield from _nested(f"{name}/{part}" if name else part, inner, root, node, attribute_name, i)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmsnorm_deploy.check.bench import Comparison
+from rmsnorm_deploy.check.measured import Comparison
 from rmsnorm_deploy.report.layout import CELL
 from rmsnorm_deploy.report.text import cells, escaped, visible
 

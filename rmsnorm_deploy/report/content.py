@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from rmsnorm_deploy import __version__
-from rmsnorm_deploy.check.bench import BenchResult
+from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
+from rmsnorm_deploy.converting.report import ConversionReport
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.installed import TRIED, version
 from rmsnorm_deploy.recognise.match import Miss
@@ -95,6 +96,7 @@ class Content:
         versions: releases of what took part, by name.
         commands: the commands that were run.
         date: of the caller's; empty without one.
+        conversion: what became of LayerNorms, where that was asked for.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Content:
     versions: Mapping[str, str]
     commands: tuple[str, ...]
     date: str
+    conversion: ConversionReport | None = None
 
 
 def content(
@@ -121,6 +124,7 @@ def content(
     bench: BenchResult | None = None,
     commands: Sequence[str] = (),
     date: str = "",
+    conversion: ConversionReport | None = None,
 ) -> Content:
     """Put together what a report of ``original`` says. Models are not changed, and weights are not read.
 
@@ -133,10 +137,11 @@ def content(
         bench: of the two, where there was one.
         commands: what was run.
         date: shown where it is given.
+        conversion: of LayerNorms, where there was one.
     """
     before, after = Places(original), Places(fused) if fused is not None else None
     spellings, numbers = _spellings(fusion, before, after)
-    checks = {s.output: s for s in verification.sites} if verification is not None else {}
+    checks = {(s.scope, s.output): s for s in verification.sites} if verification is not None else {}
     times = {c.place: (c.before.median, c.after.median) for c in bench.comparisons if c.place} if bench else {}
     kernels = bench.kernels if bench else {}
     rows = [
@@ -144,7 +149,7 @@ def content(
             i + 1,
             f,
             numbers[_key(f)],
-            checks.get(f.output) if not f.scope else None,
+            checks.get((f.scope, f.output)),
             times.get(f.output) if not f.scope else None,
             kernels.get(f.output),
         )
@@ -152,7 +157,7 @@ def content(
     ]
     # a norm that differs is told whatever its place
     told = sorted(sorted(rows, key=_interest)[:MOST_NORMS], key=lambda row: row.number)
-    known = {f.output for f in fusion.fused if not f.scope}
+    known = {(f.scope, f.output) for f in fusion.fused}
     near = [
         NearMiss(m, before.around(m) if i < MOST_MISSES // 2 else None)
         for i, m in enumerate(fusion.near_misses[:MOST_MISSES])
@@ -165,11 +170,12 @@ def content(
         spelling_count=len(numbers),
         misses=tuple(near),
         verification=verification,
-        alone=tuple(s for s in checks.values() if s.output not in known)[:MOST_NORMS],
+        alone=tuple(s for s in checks.values() if (s.scope, s.output) not in known)[:MOST_NORMS],
         bench=bench,
         versions=_versions(verification, bench),
         commands=tuple(commands),
         date=date,
+        conversion=conversion,
     )
 
 

@@ -22,6 +22,7 @@ def page(content: Content) -> str:
     title = f"RMSNorm report: {escaped(content.name)}"
     sections = [
         _counts(content),
+        _layer_norms(content),
         _verification(content),
         _speed(content),
         _norms(content),
@@ -40,7 +41,7 @@ def page(content: Content) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>",
             f"<h1>RMSNorm report: {isolated(content.name)}</h1>",
-            f"<p>{escaped(words.headline(content.fusion), 400)}{checked}</p>{date}\n</header>\n<main>",
+            f"<p>{escaped(words.headline_of(content), 400)}{checked}</p>{date}\n</header>\n<main>",
             *(s for s in sections if s),
             "</main>\n</body>\n</html>\n",
         ]
@@ -63,6 +64,19 @@ def _counts(content: Content) -> str:
         )
         + rest(len(changed) - _MOST_LINES, "operator"),
     )
+
+
+def _layer_norms(content: Content) -> str:
+    found = words.layer_norms(content)
+    if not found:
+        return ""
+    rows = (
+        [isolated(norms), verdict(done, "", yes="converted", no="left"), escaped(why, 600)]
+        for norms, done, why in found[:_MOST_LINES]
+    )
+    heads = ("norms", "", "what was done, or what stands in the way")
+    lines = table("LayerNorms that became RMSNorms, stream by stream, and those that did not", heads, rows)
+    return section("layer-norms", "LayerNorms", lines, rest(len(found) - _MOST_LINES, "line"))
 
 
 def _verification(content: Content) -> str:

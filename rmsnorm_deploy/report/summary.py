@@ -16,14 +16,24 @@ _MOST_LINES = 20
 def summary(content: Content) -> str:
     """The summary. Equal contents give equal texts; a platform's limit on the length of a comment is far away."""
     fusion = content.fusion
-    lines = [f"## RMSNorm report: {code(content.name)}", "", sentence(words.headline(fusion))]
+    lines = [f"## RMSNorm report: {code(content.name)}", "", sentence(words.headline_of(content))]
     lines += ["", sentence(content.date)] if content.date else []
     lines += _table(("", ""), ([k, code(v)] for k, v in words.counts(content)))
     if fusion.warnings:
         lines += ["", *(f"- warning: {sentence(w)}" for w in fusion.warnings[:_MOST_LINES])]
-    for part in (_verification(content), _speed(content), _norms(content), _misses(content), _made_by(content)):
-        lines += part
+    for part in (_layer_norms, _verification, _speed, _norms, _misses, _made_by):
+        lines += part(content)
     return "\n".join(lines) + "\n"
+
+
+def _layer_norms(content: Content) -> list[str]:
+    found = words.layer_norms(content)
+    rows = (
+        [code(norms, 400), "converted" if done else "left", sentence(why, 400)]
+        for norms, done, why in found[:_MOST_LINES]
+    )
+    lines = _table(("LayerNorms", "", "what was done, or what stands in the way"), rows) if found else []
+    return lines + _rest(len(found) - _MOST_LINES, "line")
 
 
 def _verification(content: Content) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from rmsnorm_deploy.check.bench import BenchResult, Comparison
+from rmsnorm_deploy.check.measured import BenchResult, Comparison
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.op import ALL_FEATURES, Op
@@ -17,12 +17,39 @@ from rmsnorm_deploy.report.content import Content, Row
 from rmsnorm_deploy.report.text import counted, number, visible
 
 _MOST_INPUTS = 12
+_MOST_NAMES = 8
 _TYPES = ("stash_type", "scale_type", "output_type")
 
 
 def place(norm: FusedNorm) -> str:
     """The node, with the graph that it stands in."""
     return f"{norm.scope}/{norm.node}" if norm.scope else norm.node
+
+
+def headline_of(content: Content) -> str:
+    """What was done, in a line."""
+    return headline(content.fusion) if content.conversion is None else content.conversion.summary()
+
+
+def layer_norms(content: Content) -> list[tuple[str, bool, str]]:
+    """LayerNorms of a conversion, those of a stream together: which, whether converted, what was done or why not."""
+    if content.conversion is None:
+        return []
+    found = []
+    for stream in content.conversion.streams:
+        if not stream.converted:
+            found.append((_some(stream.norms), False, stream.reason))
+            continue
+        said = [f"{counted(len(stream.edits), 'constant')} without a mean: {_some([e.name for e in stream.edits])}"]
+        said += [f"centred at run time: {_some([c.value for c in stream.centrings])}"] if stream.centrings else []
+        said += [f"biases in products: {_some(list(stream.folded))}"] if stream.folded else []
+        found.append((_some(stream.norms), True, "; ".join(said)))
+    return found + [(visible(node, 80), False, reason) for node, reason in content.conversion.others]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(visible(name, 80) for name in names[:_MOST_NAMES])
+    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
 def attributes(values: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_deploy.check.bench import BenchResult
+from rmsnorm_deploy.check.measured import BenchResult
 from rmsnorm_deploy.check.result import VerificationResult
+from rmsnorm_deploy.converting.report import ConversionReport
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.fusing.fuse import fuse
 from rmsnorm_deploy.fusing.neighbours import neighbours_in
@@ -57,6 +59,7 @@ def write_report(
     fused: Model | None = None,
     verification: VerificationResult | None = None,
     bench: BenchResult | None = None,
+    conversion: ConversionReport | None = None,
     commands: Sequence[str] = (),
     date: str = "",
     overwrite: bool = False,
@@ -74,6 +77,7 @@ def write_report(
         fused: the fused model, to be drawn; made again from ``model`` by default.
         verification: what :func:`rmsnorm_deploy.verify` returned for the two.
         bench: what :func:`rmsnorm_deploy.bench` returned for the two.
+        conversion: the report of :func:`rmsnorm_deploy.convert`, which has that of fusing in it.
         commands: what was run, shown at the end.
         date: shown at the top. Nothing else in a report depends on when it is written.
         overwrite: replace an existing report.
@@ -92,6 +96,7 @@ def write_report(
         fused=fused,
         verification=verification,
         bench=bench,
+        conversion=conversion,
         commands=commands,
         date=date,
         overwrite=overwrite,
@@ -108,6 +113,7 @@ def writing_report(
     fused: Model | None = None,
     verification: VerificationResult | None = None,
     bench: BenchResult | None = None,
+    conversion: ConversionReport | None = None,
     commands: Sequence[str] = (),
     date: str = "",
     overwrite: bool = False,
@@ -120,7 +126,16 @@ def writing_report(
     source = model if isinstance(model, (str, os.PathLike)) else None
     target = report_path(path, source, overwrite=overwrite)
     if fusion is None:
+        fusion = conversion.fusion if conversion is not None else None
+    if fusion is None:
         fusion = fuse(model, dry_run=True)[1]
+    if conversion is not None:
+        fusion = dataclasses.replace(
+            fusion,
+            ops_before=conversion.ops_before,
+            ops_after=conversion.ops_after,
+            warnings=conversion.warnings,
+        )
     if fused is None:
         fused = unfuse(model)[0] if fusion.task == "unfuse" else _fused_as(model, fusion)
     said = content(
@@ -130,6 +145,7 @@ def writing_report(
         fusion,
         verification=verification,
         bench=bench,
+        conversion=conversion,
         commands=commands,
         date=date,
     )

@@ -19,7 +19,8 @@ from rmsnorm_deploy.run.runner import Runner
 pytest.importorskip("onnxruntime", reason="timing runs models in onnxruntime")
 from rmsnorm_deploy.check import shares
 from rmsnorm_deploy.check.alone import NORM_ELEMENTS, one_norm
-from rmsnorm_deploy.check.bench import ORT_FORM, WITHOUT, bench
+from rmsnorm_deploy.check.bench import bench
+from rmsnorm_deploy.check.clock import ORT_FORM, WITHOUT
 from rmsnorm_deploy.check.timing import Ratio, in_turns, noise_of, one_at_a_time
 
 SAMPLES = sorted((Path(__file__).parents[2] / "samples" / "models").glob("*.onnx"))

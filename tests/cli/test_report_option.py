@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -146,3 +147,54 @@ def test_a_model_that_goes_to_stdout_has_one(tmp_path):
     assert any(n.domain == "rmsnorm_deploy" for n in onnx.load_from_string(done.stdout).graph.node)
     assert b"wrote the report" in done.stderr
     assert "fused 5 of 5" in (tmp_path / "r.html").read_text()
+
+
+def layer_norms():
+    """A model with a LayerNorm that can be converted, and one that cannot: its input is the model's."""
+    width = 8
+    rng = np.random.default_rng(0)
+    arrays = {
+        "e": rng.standard_normal((16, width)),
+        "w1": 1 + rng.random(width),
+        "w2": 1 + rng.random(width),
+    }
+    nodes = [
+        onnx.helper.make_node("Gather", ["e", "ids"], ["h"], "embed"),
+        onnx.helper.make_node("LayerNormalization", ["h", "w1"], ["a"], "first", epsilon=1e-5),
+        onnx.helper.make_node("Neg", ["a"], ["y"], "behind"),
+        onnx.helper.make_node("LayerNormalization", ["z", "w2"], ["b"], "second", epsilon=1e-5),
+    ]
+    values = {"z": [2, width], "y": [2, width], "b": [2, width]}
+    of = {k: onnx.helper.make_tensor_value_info(k, onnx.TensorProto.FLOAT, v) for k, v in values.items()}
+    ids = onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [2])
+    tensors = [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in arrays.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [ids, of["z"]], [of["y"], of["b"]], tensors)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("ending", ["html", "md"])
+@pytest.mark.parametrize("more", [[], ["--no-fuse"], ["--dry-run"]], ids=" ".join)
+def test_convert_says_what_became_of_each_layer_norm(more, ending, run, tmp_path):
+    onnx.save(layer_norms(), tmp_path / "m.onnx")
+    report = tmp_path / f"r.{ending}"
+    output = [] if more == ["--dry-run"] else ["-o", tmp_path / "out.onnx"]
+    status, _, err = run("convert", tmp_path / "m.onnx", *output, *more, "--report", report)
+    assert status == 0, err
+    assert f"wrote the report {report}" in err
+    text = report.read_text()
+    assert ("would convert" if output == [] else "converted") + " 1 of 2 LayerNorms" in text
+    assert "1 constant without a mean: e" in text
+    assert "second" in text
+    assert ("PASSED" in text) == (output != [])
+
+
+@pytest.mark.parametrize("ending", ["html", "md"])
+def test_unfuse_writes_it(ending, run, fused, tmp_path):
+    report = tmp_path / f"r.{ending}"
+    status, _, err = run("unfuse", fused, "-o", tmp_path / "plain.onnx", "--verify", "--report", report)
+    assert status == 0, err
+    text = report.read_text()
+    assert "PASSED" in text
+    assert "plain.onnx" in text
+    assert run("unfuse", tmp_path, "-o", tmp_path / "new/", "--report", tmp_path / "x.html")[0] == 2
+    assert not (tmp_path / "x.html").exists()

@@ -27,7 +27,7 @@ ROOMS = {
     "recognise": {"model", "op"},
     "converting": {"errors", "fusing", "installed", "model", "op", "recognise"},
     "fusing": {"errors", "installed", "model", "op", "recognise"},
-    "report": {"check", "errors", "fusing", "installed", "model", "op", "recognise"},
+    "report": {"check", "converting", "errors", "fusing", "installed", "model", "op", "recognise"},
     "run": {"errors", "model", "op"},
     "check": {"errors", "fusing", "installed", "model", "op", "run"},
     "torch": {"errors", "fusing", "model", "op"},
@@ -52,7 +52,7 @@ FREE = {"cli", "__init__", "__main__"}
 # another.
 FILES = """
 check: __init__ alone sites ulp machine outside shares result condition exact guess timing doctor original site_values
-    bench comparison beginning site_check verify demo
+    measured clock inner site_runs bench comparison beginning site_check verify demo
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import rmsnorm_deploy
-from rmsnorm_deploy.check.bench import BenchResult, Comparison, Timing
+from rmsnorm_deploy.check.measured import BenchResult, Comparison
+from rmsnorm_deploy.check.timing import Timing
 from rmsnorm_deploy.report.write import write_report
 from tests.support.spellings.graph import F, Graph
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from rmsnorm_deploy.check.bench import Comparison, Timing
+from rmsnorm_deploy.check.measured import Comparison
+from rmsnorm_deploy.check.timing import Timing
 from rmsnorm_deploy.report.chart import chart, duration
 
 

@@ -10,6 +10,7 @@ import typer
 from rmsnorm_deploy.cli.each import Made, for_each
 from rmsnorm_deploy.cli.options import Force, FormOption, Inputs, JsonFlag, Seed, Shapes
 from rmsnorm_deploy.cli.printing import Told, say, show
+from rmsnorm_deploy.cli.reporting import Report, ReportFile
 from rmsnorm_deploy.cli.sources import Job, jobs_of
 from rmsnorm_deploy.cli.writing import Output, print_changes
 from rmsnorm_deploy.errors import UsageError, VerificationFailed
@@ -22,6 +23,7 @@ _FIRST = 8
 
 
 def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="IN", help="The exported model.")],
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="The converted model.")] = None,
     fuse: Annotated[bool, typer.Option("--fuse/--no-fuse", help="Write each norm as one operator.")] = True,
@@ -37,6 +39,7 @@ def command(
     inputs: Inputs = None,
     shapes: Shapes = None,
     seed: Seed = 0,
+    report_file: Report = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make RMSNorms of the LayerNorms of IN that are proven to be, by taking the mean out of the weights.
@@ -57,6 +60,7 @@ def command(
             inputs=inputs,
             shapes=shapes,
             seed=seed,
+            page=ReportFile(report_file, job.path, context, force=force, output=job.output),
             no_less_exact=True,
         )
         from rmsnorm_deploy.converting.convert import convert

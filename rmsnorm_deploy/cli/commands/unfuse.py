@@ -9,6 +9,7 @@ import typer
 from rmsnorm_deploy.cli.each import Made, for_each
 from rmsnorm_deploy.cli.options import Force, Inputs, JsonFlag, Seed, Shapes, WeightsOption
 from rmsnorm_deploy.cli.printing import Told
+from rmsnorm_deploy.cli.reporting import Report, ReportFile, require_one
 from rmsnorm_deploy.cli.sources import Job, jobs_of
 from rmsnorm_deploy.cli.writing import Output, print_report
 
@@ -17,6 +18,7 @@ ORDER = 15
 
 
 def command(
+    context: typer.Context,
     models: Annotated[
         list[str], typer.Argument(metavar="IN...", help="Fused models: files, folders, patterns; '-' for stdin.")
     ],
@@ -33,6 +35,7 @@ def command(
     inputs: Inputs = None,
     shapes: Shapes = None,
     seed: Seed = 0,
+    report_file: Report = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Write every norm of ours in IN as standard operators, for runtimes that know nothing else.
@@ -51,6 +54,7 @@ def command(
             inputs=inputs,
             shapes=shapes,
             seed=seed,
+            page=ReportFile(report_file, job.path, context, force=force, output=job.output),
             weights=weights,
         )
         from rmsnorm_deploy.fusing.unfuse import unfuse
@@ -60,4 +64,5 @@ def command(
         return Made(place, *unfuse(job.path, dry_run=dry_run))
 
     with jobs_of(models, output) as jobs:
+        require_one(report_file, jobs)
         return for_each(jobs, make, as_json=as_json, table=print_report)
