@@ -1,5 +1,8 @@
 // Linked into model.so: products of matrices by cuBLAS, which is looked for at the first one. Whoever links this says
 // in CUBLAS which libraries to try, and in FUNCTIONS(one) the names of the functions that kernels call.
+#ifndef DRIVER
+#define DRIVER "libcuda.so.1"
+#endif
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -65,7 +68,7 @@ struct Cublas {
     for (const char* name : {CUBLAS})
       if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library) missing = std::string("cuBLAS is missing (") + dlerror() + "): pip install nvidia-cublas";
-    void* driver = library ? dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) : nullptr;
+    void* driver = library ? dlopen(DRIVER, RTLD_NOW | RTLD_LOCAL) : nullptr;
     if (library && !driver) missing = std::string("the NVIDIA driver is missing: ") + dlerror();
     find(library, "cublasCreate_v2", create);
     find(library, "cublasSetStream_v2", set_stream);

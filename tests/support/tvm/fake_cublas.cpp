@@ -114,7 +114,7 @@ int cublasSetStream_v2(Handle* handle, void* stream) {
   return 0;
 }
 int cublasSetWorkspace_v2(Handle* handle, void* memory, size_t size) {
-  if (int64_t(memory) % 256 || int64_t(size) > allocated) return invalid_value;
+  if (int64_t(memory) % 256 || (allocated && int64_t(size) > allocated)) return invalid_value;
   handle->workspace = int64_t(size);
   return 0;
 }
