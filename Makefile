@@ -10,7 +10,7 @@ OLD_ONNXRUNTIMES := 1.20.1 1.24.4
 TORCH ?= torch==2.13.0
 
 # Sources that clang-format keeps.
-NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
+NATIVE = $$(git ls-files 'ops/*.cpp' 'ops/*.h' 'ops/*.cu' 'ops/*.cuh' 'rmsnorm_deploy/*.cpp' 'samples/*.cpp' 'benchmarks/*.cpp' 'tests/*.cpp' 'tests/*.h')
 
 .PHONY: demo test environments lint format unit venv docs runtimes pipelines pipelines-torch clean fuzz faults matrix \
 	gpu-check wheels release-check

@@ -52,10 +52,13 @@ SHARES = {
     "racecheck": Share(35, 70),
     "tests": Share(45, 90),
     "measure": Share(110, 200),
+    "products": Share(15, 40),
     "decode": Share(15, 30),
     "counters": Share(20, 40),
     "cpu": Share(15, 120),
 }
+PARTS = ("products", "decode", "counters")
+"""Steps that leave a file of their own."""
 QUICK = {"rows": "1,16", "sizes": "64,1024"}
 
 
@@ -88,7 +91,7 @@ class Check(Checks):
         if not earlier:
             for file in (self.log, self.records, given.out / "gpu.json", given.out / "gpu.md"):
                 file.unlink(missing_ok=True)
-        self.found: dict[str, Any] = {name: earlier[name] for name in ("decode", "counters") if earlier.get(name)}
+        self.found: dict[str, Any] = {name: earlier[name] for name in PARTS if earlier.get(name)}
         # A measurement goes on by itself with the cases that have no record.
         known = [s for s in earlier.get("steps", []) if s["status"] == PASSED and s["name"] not in ("build", "measure")]
         self.steps = Steps(Budget(given.seconds, SECONDS, SHARES), known, lambda _: self.write(), say)
@@ -169,6 +172,9 @@ class Check(Checks):
             return NO_TIME, f"not done within {limit:.0f} s: {done.last}"
         return {0: PASSED, MISSING: SKIPPED}.get(done.status, FAILED), done.last
 
+    def products(self, limit: float) -> tuple[str, str]:
+        return self.part("products", limit, *(["--cublas", self.given.cublas] if self.given.cublas else []))
+
     def decode(self, limit: float) -> tuple[str, str]:
         return self.part("decode", limit, *(["--provider", self.given.provider] if self.given.provider else []))
 
@@ -192,6 +198,7 @@ class Check(Checks):
             step("racecheck", lambda limit: self.sanitizer("racecheck", limit, "float16"))
             step("tests", self.device_tests)
             step("measure", self.measure)
+            step("products", self.products)
             step("decode", self.decode)
             step("counters", self.counters)
             step("cpu", self.cpu_tests)
@@ -222,7 +229,7 @@ class Check(Checks):
             "steps": self.steps.done,
             "unmet": unmet,
             "measured": measured,
-            **{name: self.found.get(name) for name in ("decode", "counters")},
+            **{name: self.found.get(name) for name in PARTS},
         }
         save(self.given.out / "gpu.json", result)
         (self.given.out / "gpu.md").write_text(table.text(result, markdown=True))
@@ -277,6 +284,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="on stand-ins for the GPU, its driver and the tools")
     parser.add_argument("--quick", action="store_true", help="few tests and cases, to see that it works")
     parser.add_argument("--stage", type=Path, help=argparse.SUPPRESS)  # stand-ins that are built already
+    parser.add_argument("--cublas", help="the path of cuBLAS, where the system does not find it")
     parser.add_argument("--provider", help=argparse.SUPPRESS)  # of the decode step, in a rehearsal
     for name, what in (("rows", "1,16"), ("sizes", "64,4096"), ("dtype", "float16,float32")):
         parser.add_argument(f"--{name}", help=f"measure these only, as in {what}")
@@ -309,7 +317,7 @@ def main(given: Sequence[str] | None = None) -> int:
             )
             os.environ.update(stage.environment)
             options.library, options.tvm, options.quick = options.library or stage.library, stage.tvm, True
-            options.provider = "CPUExecutionProvider"
+            options.provider, options.cublas = "CPUExecutionProvider", str(stage.cublas)
         from benchmarks.gpu.driver import cuda
 
         if problem := cuda.driver().problem:

@@ -105,6 +105,16 @@ def counters_table(records: Sequence[Record], *, markdown: bool) -> str:
     return table(["norm", *columns.values()], lines, markdown=markdown)
 
 
+def products_table(records: Sequence[Record], *, markdown: bool) -> str:
+    """Products by cuBLAS, as compiled TVM models ask for them."""
+    lines = [
+        [r["name"], r["dtype"], f"{r['us']:.1f}", f"{r['tflops']:.1f}", f"{r['error']:.0e}"]
+        for r in records
+        if r["right"]
+    ]
+    return table(["product", "type", "us", "TFLOP/s", "error"], lines, markdown=markdown)
+
+
 def decode_table(decode: dict[str, Any], *, markdown: bool) -> str:
     """Microseconds of a decoding step."""
     lines = [
@@ -138,6 +148,8 @@ def text(result: dict[str, Any], *, markdown: bool) -> str:
     parts = [table(["step", "status", "s", ""], steps, markdown=markdown)]
     if result["measured"]:
         parts += _measured(result["measured"], markdown=markdown)
+    if result.get("products"):
+        parts += ["Products of TVM's models", products_table(result["products"]["records"], markdown=markdown)]
     if result["decode"]:
         parts += [
             f"A decoding step of {result['decode']['norms']} norms",

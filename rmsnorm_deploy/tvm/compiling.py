@@ -24,11 +24,13 @@ from rmsnorm_deploy.tvm.artefact.arrays import numpy_of
 from rmsnorm_deploy.tvm.artefact.description import LIBRARY, SCHEMA_VERSION, WEIGHTS
 from rmsnorm_deploy.tvm.importer.convert import POSITIVE, import_prepared
 from rmsnorm_deploy.tvm.importer.prepare import NORMS, PREFIX, prepared
-from rmsnorm_deploy.tvm.passes import constants, pipeline
+from rmsnorm_deploy.tvm.passes import by_cublas, constants, pipeline
 from rmsnorm_deploy.tvm.schedules.products.weight import Laid
 from rmsnorm_deploy.tvm.sizes.input_shapes import inputs_of
 from rmsnorm_deploy.tvm.steps import Steps, Told
 from rmsnorm_deploy.tvm.targets import blas as libraries
+from rmsnorm_deploy.tvm.targets import cublas
+from rmsnorm_deploy.tvm.targets.cublas import Cublas
 from rmsnorm_deploy.tvm.targets.registry import CPU, GPUS
 from rmsnorm_deploy.tvm.targets.resolve import architectures, cpu_of, explain, resolve, triple_of
 from rmsnorm_deploy.tvm.tuning.log import TunedSchedules
@@ -82,7 +84,7 @@ def compile(
     tuned: StrPath | None = None,
     arch: str | None = None,
     mtriple: str | None = None,
-    blas: str = libraries.OPENBLAS,
+    blas: str | None = None,
     told: Callable[[Compiled], None] | None = None,
     progress: Told | None = None,
     overwrite: bool = False,
@@ -100,10 +102,12 @@ def compile(
         arch: the GPUs, with commas between them; ``sm_80,sm_90`` by default for ``cuda``.
         mtriple: LLVM's triple of a machine of another architecture, such as ``aarch64-linux-gnu``; the library is
             linked with the C++ compiler for it, or the one that the environment variable ``CXX`` names.
-        blas: what computes products of matrices on the CPU: ``openblas``, the library of the package scipy-openblas32,
-            which goes into the folder; ``none``, loops of TVM's; or the path of a library with CBLAS's interface, which
-            the system has to find where the model runs. Without the package, or for a machine that it is not for,
-            ``openblas`` is ``none``, and the result says so.
+        blas: what computes products of matrices. For a CPU: ``openblas``, the library of the package scipy-openblas32,
+            which goes into the folder, and the default; ``none``, loops of TVM's; or the path of a library with CBLAS's
+            interface, which the system has to find where the model runs. Without the package, or for a machine that it
+            is not for, ``openblas`` is ``none``, and the result says so. For ``cuda``: ``cublas``, the default, which
+            has to be installed where the model runs, not here; ``none``, kernels of TVM's without tensor cores; or
+            cuBLAS's path there and here. Other targets have none.
         told: called with the result when the folder is in place; what it raises takes the folder away again.
         progress: called when each step begins, with its name, how many are done, and how many there are; at the end
             the name is empty.
@@ -123,14 +127,14 @@ def compile(
     if target in GPUS and GPUS[target].kernels_beside:
         cubin.find_nvcc()
     linking.compiler(triple)
-    library, without = libraries.find(blas, triple) if target == CPU else (None, "a GPU computes them")
+    library, without = _library_for(target, blas, triple)
     if tuned is not None and len(gpus) > 1:
         raise UsageError(f"a log of tuning is about one GPU, and this is for {', '.join(gpus)}", "Add '--arch GPU'.")
     folder = output_path(output, folder=True)
     _check_free(folder, overwrite)
     schedules = None if tuned is None else TunedSchedules(tuned, resolved)
-    prefix = None if library is None else library.prefix
-    passes = pipeline.passes(resolved, schedules, prefix)
+    prefix = library.prefix if isinstance(library, libraries.Blas) else None
+    passes = pipeline.passes(resolved, schedules, prefix, cublas=isinstance(library, Cublas))
     steps = Steps((_READ, _IMPORT, *(name for name, _ in passes), *_AFTER_PASSES), progress)
     steps.begin(_READ)
     ready = prepared(model)
@@ -180,7 +184,7 @@ def compile(
             cubin.detach(executable.mod, cuda_sources)
             cubin.save(cuda_sources, gpus, made)
         called = library if library is not None and _calls(module) else None
-        linking.export(executable, made / LIBRARY, triple, called)
+        linking.export(executable, made / LIBRARY, triple, called, by_cublas.functions_of(module))
         steps.begin(_WRITE)
         description["blas"] = None if called is None else carried.save(called, made)
         description["library"] = describing.part(made / LIBRARY)
@@ -193,7 +197,7 @@ def compile(
         used = None if schedules is None else schedules.used
         result = Compiled(
             *(folder, target, description["mcpu"], triple, norms, kernels, used),
-            blas=f"none: {without}" if library is None else f"{library.path.name} {library.version}".strip(),
+            blas=f"none: {without}" if library is None else str(library),
             seconds=time.perf_counter() - started,
             timings=steps.seconds,
         )
@@ -201,6 +205,17 @@ def compile(
         if told is not None:
             told(result)
     return result
+
+
+def _library_for(target: str, choice: str | None, triple: str) -> tuple[libraries.Blas | Cublas | None, str]:
+    """What computes products, and why nothing does."""
+    if target == CPU:
+        return libraries.find(libraries.OPENBLAS if choice is None else choice, triple)
+    if target == cublas.TARGET:
+        return cublas.find(cublas.CUBLAS if choice is None else choice), "--blas none"
+    if choice not in (None, libraries.NONE):
+        raise UsageError(f"there is no library of products for target '{target}'", "Leave --blas out.")
+    return None, "a GPU computes them"
 
 
 _MOST_COMPILED = 256

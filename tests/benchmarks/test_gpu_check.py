@@ -20,7 +20,7 @@ from tests.support.cuda import emulator as em
 ROOT = Path(__file__).resolve().parents[2]
 
 
-STEPS = ["smoke", "memcheck", "racecheck", "tests", "measure", "decode", "counters", "cpu"]
+STEPS = ["smoke", "memcheck", "racecheck", "tests", "measure", "products", "decode", "counters", "cpu"]
 
 
 def command(*arguments):
@@ -65,6 +65,9 @@ def test_the_rehearsal_walks_all_of_it(stage, tmp_path):
     assert measured["host_us"]["ours"] > measured["host_us"]["no rows"] > 0
     assert [r["name"] for r in result["decode"]["records"]] == ["as exported", "our norms"]
     assert result["decode"]["norms"] == 2 * 4 + 1
+    products = result["products"]["records"]
+    assert len(products) == 3 * (2 * 2 + 2 * 3)
+    assert all(r["right"] and r["same_bits"] and 0 <= r["error"] < 1e-2 for r in products)
     assert [r["size"] for r in result["counters"]] == [128, 4096, 16384, 4096, 4096]
     assert all(r["ns"] > 1000 and r["issue_percent"] == 1 and "dram_bytes" not in r for r in result["counters"])
     text = (out / "gpu.md").read_text()

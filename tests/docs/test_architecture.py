@@ -74,15 +74,15 @@ tvm/artefact: __init__ arrays description cubin feeds carried weights linking lo
 tvm/importer: __init__ dtypes large table expand operator quantising sixteen_bits prepare attention fitting gathering
     layer_norm rotary shaping slicing norms quantised matrices refusals grouped_query convert
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
-    products pipeline
+    products by_cublas pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
-    reductions rest rest/names rest/functions arguments convolutions/convolution products/cblas protocol
-    rest/elementwise rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns cpu/rows
-    convolutions/reach reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors cpu/streaming
-    convolutions/by_product convolutions/direct convolutions/transposed gpu/columns gpu/kept gpu/streamed cpu/choose
-    gpu/choose registry
+    reductions rest rest/names rest/functions arguments convolutions/convolution products/cublas products/cblas
+    protocol rest/elementwise rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns
+    cpu/rows convolutions/reach reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors
+    cpu/streaming convolutions/by_product convolutions/direct convolutions/transposed gpu/columns gpu/kept
+    gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
-tvm/targets: __init__ machines gpu gpus blas gpus/* registry device resolve
+tvm/targets: __init__ machines gpu gpus blas gpus/* registry cublas device resolve
 tvm/tuning: __init__ log worker judge devices measure runner choosing search
 """
 

@@ -2,6 +2,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.tvm.cublas import Fake
+
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory):
@@ -18,3 +20,9 @@ def small_model(tmp_path_factory):
     graph = helper.make_graph(nodes, "g", inputs, [info("y", TensorProto.FLOAT, ("rows", 20))])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory):
+    """A stand-in for cuBLAS."""
+    return Fake(tmp_path_factory.mktemp("cublas"))

@@ -207,6 +207,7 @@ def folder(tmp_path_factory, small_model):
 def test_the_folder_has_machine_code_for_each_gpu_with_every_kernel_that_the_library_asks_for(folder):
     said = json.loads((folder / "model.json").read_text())
     assert (said["target"], said["architectures"]) == ("cuda", ["sm_80", "sm_90"])
+    assert said["blas"] == {"name": "cublas", "version": "", "file": None}
     code = (folder / cubin.KERNELS).read_bytes()
     asked = {str(name) for name in tvm_itself.ir.load_json((folder / cubin.FUNCTIONS).read_text())}
     assert len(asked) > 1

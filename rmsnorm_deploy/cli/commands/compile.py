@@ -13,6 +13,7 @@ from rmsnorm_deploy.cli.options import Force, JsonFlag, Mcpu, Mtriple, Target
 from rmsnorm_deploy.cli.printing import add_row, print_json, progress_bar, say, settle, show, table_of
 from rmsnorm_deploy.cli.streams import to_stderr
 from rmsnorm_deploy.tvm.targets.blas import OPENBLAS
+from rmsnorm_deploy.tvm.targets.cublas import CUBLAS, TARGET
 from rmsnorm_deploy.tvm.targets.registry import ARCHITECTURES_IN_WORDS, CPU
 
 ORDER = 60
@@ -35,14 +36,15 @@ def command(
         Path | None, typer.Option("--tuned", metavar="LOG", help="Schedules that the command tune has found.")
     ] = None,
     blas: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--blas",
             metavar="LIBRARY",
-            help="What computes products of matrices on a CPU: openblas (scipy-openblas32, goes into the folder), "
-            "none, or the path of a library that the system finds where the model runs.",
+            help=f"What computes products of matrices: on a CPU {OPENBLAS} (scipy-openblas32, goes into the folder), "
+            f"for {TARGET} {CUBLAS} (to be installed where the model runs), none, or the path of such a library that "
+            f"is found there. By default {OPENBLAS} and {CUBLAS}.",
         ),
-    ] = OPENBLAS,
+    ] = None,
     force: Force = False,
     timings: Annotated[bool, typer.Option("--timings", help="Show what each step took.")] = False,
     as_json: JsonFlag = False,
@@ -79,9 +81,9 @@ def command(
         rest = f"; the log {tuned} has none, or an unfinished one, for the others: tune this model to the end"
         rest = "" if made.tuned == made.kernels else rest
         say(f"{made.tuned} of {made.kernels} kernels have a tuned schedule{rest}")
-    if made.target == CPU:
+    if made.target in (CPU, TARGET):
         why_none = made.blas.removeprefix("none: ")
-        if blas == OPENBLAS and why_none != made.blas:
+        if blas in (None, OPENBLAS) and why_none != made.blas:
             say(f"products are TVM's own slow loops, {why_none}")
         else:
             say(f"products of matrices by {made.blas}")

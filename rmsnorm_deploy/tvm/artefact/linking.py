@@ -14,6 +14,7 @@ from rmsnorm_deploy.errors import MissingEnvironment
 from rmsnorm_deploy.run import toolchain
 from rmsnorm_deploy.tvm.artefact import carried
 from rmsnorm_deploy.tvm.targets.blas import Blas
+from rmsnorm_deploy.tvm.targets.cublas import Cublas
 from rmsnorm_deploy.tvm.targets.machines import machine_of, this_machine
 
 
@@ -39,8 +40,12 @@ def compiler(triple: str) -> list[str]:
         ) from None
 
 
-def export(module: Any, path: Path, triple: str, blas: Blas | None = None) -> None:
+def export(
+    module: Any, path: Path, triple: str, blas: Blas | Cublas | None = None, functions: Sequence[str] = ()
+) -> None:
     """Link ``module``, which TVM compiled for ``triple``, into the shared library ``path``, with the library it calls.
+
+    ``functions`` are what kernels call for cuBLAS.
 
     Raises:
         MissingEnvironment: there is no C++ compiler, or it fails: it is not one for ``triple``, or there is no space.
@@ -53,9 +58,10 @@ def export(module: Any, path: Path, triple: str, blas: Blas | None = None) -> No
         with tempfile.TemporaryDirectory() as folder:
             further = list(options)
             if blas is not None:
-                source = Path(folder) / "one_thread.cpp"
-                source.write_text(carried.ONE_THREAD, encoding="utf-8")
-                further = [str(source), *further, *carried.linked(blas)]
+                linked = carried.linked(blas, functions)
+                source = Path(folder) / "library.cpp"
+                source.write_text(linked.source, encoding="utf-8")
+                further = [str(source), *further, *linked.options]
             done = subprocess.run(
                 [*command, *shared, "-o", output, *objects, *further],
                 stdout=subprocess.PIPE,

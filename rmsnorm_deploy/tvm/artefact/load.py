@@ -130,6 +130,7 @@ def load(path: StrPath, *, verify_weights: bool | None = None) -> CompiledModel:
     beside = carried.name_of(description)
     if beside is not None:
         describing.require_whole(folder / beside, description["blas"]["file"])
+    carried.open_beforehand(description)
     library = _opened(folder / LIBRARY, description["library"], beside)
     if description["kernel_files"]:
         cubin.attach(library.imports[0], folder)

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.target import codegen
 
 from rmsnorm_deploy.errors import ModelError, UsageError
+from rmsnorm_deploy.tvm.passes.by_cublas import lower_products_by_cublas
 from rmsnorm_deploy.tvm.passes.constants import large_as_arguments
 from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
 from rmsnorm_deploy.tvm.passes.dequantise import dequantise
@@ -58,13 +59,14 @@ def lower_norms(target: Any, tuned: Tuned | None = None) -> Callable[[Any], Any]
     return lower
 
 
-def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> list[Pass]:
+def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None, *, cublas: bool = False) -> list[Pass]:
     """Every pass for ``target``, in the order in which they run.
 
     Args:
         target: from :func:`rmsnorm_deploy.tvm.targets.resolve.resolve`.
         tuned: a norm's tuned schedule, or None for the default.
         blas: what stands before the names of the BLAS library's functions; None without a library.
+        cublas: whether cuBLAS computes products.
     """
     t = relax.transform
     small = bool(codegen.llvm_cpu_has_features("avx512f", target)) if blas is not None else False
@@ -72,6 +74,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
     return [
         ("lower_norms", lower_norms(target, tuned)),
         *([] if blas is None else [("products_by_blas", lower_products(blas, small=small))]),
+        *(_BY_CUBLAS if cublas else []),
         *([] if gpu else _on_cpus(target, blas)),
         ("dequantise", dequantise),
         *([] if blas is None else [("large_constants_as_arguments", large_as_arguments)]),
@@ -103,6 +106,12 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None) -> 
         ("lower_shapes", t.VMShapeLower()),
         ("name_functions", t.AttachGlobalSymbol()),
     ]
+
+
+_BY_CUBLAS: list[Pass] = [
+    ("products_by_cublas", lower_products_by_cublas),
+    ("drop_unused_products", relax.transform.DeadCodeElimination(["main"])),
+]
 
 
 def _on_cpus(target: Any, blas: str | None) -> list[Pass]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -14,6 +14,9 @@ from rmsnorm_deploy.tvm.schedules.products import cblas, panels
 from rmsnorm_deploy.tvm.schedules.products.panels import PanelProduct
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product
 from rmsnorm_deploy.tvm.schedules.products.weight import PANEL
+
+WIDE = ("float32", "float64")
+"""The types of CBLAS."""
 
 
 def lower_products(prefix: str, *, small: bool) -> Callable[[Any], Any]:
@@ -139,13 +142,22 @@ def _operators(function: Any) -> set[str]:
     return found
 
 
-def described(call: Any, bindings: Bindings) -> tuple[Product, Any, Any] | None:
-    """A ``relax.matmul`` as a :class:`Product` with its two factors in memory; None where BLAS cannot compute it."""
+def described(
+    call: Any, bindings: Bindings, factors: Sequence[Any] | None = None, dtypes: Sequence[str] = WIDE
+) -> tuple[Product, Any, Any] | None:
+    """A ``relax.matmul`` as a :class:`Product` with its two factors in memory; None where BLAS cannot compute it.
+
+    Args:
+        call: the product.
+        bindings: of the function.
+        factors: in place of the call's: the same values in other types.
+        dtypes: of results that the library has.
+    """
     result = sizes_of(call)
     dtype = str(call.ty.dtype.dtype)
-    factors = list(call.args)
+    factors = call.args if factors is None else factors
     narrow = FLOATS if dtype == "float32" else (dtype,)
-    if result is None or any(str(f.ty.dtype.dtype) not in narrow for f in factors):
+    if result is None or dtype not in dtypes or any(str(f.ty.dtype.dtype) not in narrow for f in factors):
         return None
     whole = [view_of(f, bindings) for f in factors]
     plain = [view_of(f, {}) for f in factors]

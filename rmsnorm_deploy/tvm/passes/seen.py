@@ -13,6 +13,8 @@ from tvm import relax
 from rmsnorm_deploy.tvm.passes.views import bindings_of, is_call
 from rmsnorm_deploy.tvm.schedules.script import kernel_of
 
+SIXTEEN_BITS = ("float16", "bfloat16")
+
 
 class Spec(Protocol):
     """What describes a kernel: equal specs share one."""
@@ -64,11 +66,7 @@ class Seen:
     def widened(self, value: Any) -> Any:
         """The 16-bit values that ``value`` was converted from, as kernels read those as well; else ``value``."""
         call = self.made(value)
-        if (
-            is_call(call, "astype")
-            and dtype_of(call) == "float32"
-            and dtype_of(call.args[0]) in ("float16", "bfloat16")
-        ):
+        if is_call(call, "astype") and dtype_of(call) == "float32" and dtype_of(call.args[0]) in SIXTEEN_BITS:
             return call.args[0]
         return value
 
@@ -89,10 +87,19 @@ class Seen:
         """What is read by its conversion to float16 only."""
         return {self.made(call.args[0]) for call in self.bindings.values() if self._narrows(call)}
 
-    def _narrows(self, call: Any) -> bool:
-        if not is_call(call, "astype") or dtype_of(call) != "float16" or dtype_of(call.args[0]) != "float32":
+    @functools.cached_property
+    def rounded(self) -> dict[Any, str]:
+        """Calls that give float32 which is read by its conversion to 16 bits only, and the type of that."""
+        return {self.made(call.args[0]): dtype_of(call) for call in self.bindings.values() if self.rounds(call)}
+
+    def rounds(self, call: Any) -> bool:
+        """Whether ``call`` converts float32 to 16 bits that nobody else reads."""
+        if not is_call(call, "astype") or dtype_of(call) not in SIXTEEN_BITS or dtype_of(call.args[0]) != "float32":
             return False
         return self.uses.get(call.args[0]) == 1
+
+    def _narrows(self, call: Any) -> bool:
+        return self.rounds(call) and dtype_of(call) == "float16"
 
 
 def dtype_of(value: Any) -> str:

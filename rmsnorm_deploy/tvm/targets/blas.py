@@ -37,6 +37,9 @@ class Blas:
     licence: Path | None = None
     version: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.path.name} {self.version}".strip()
+
 
 def find(choice: str, triple: str) -> tuple[Blas | None, str]:
     """The library for ``triple``, and why there is none.

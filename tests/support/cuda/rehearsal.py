@@ -9,6 +9,7 @@ from benchmarks.gpu.cases import EPSILON
 from benchmarks.gpu.tvm_norm import DESCRIPTION, KERNELS, Kernel, describe
 from tests.support.cuda import emulator as em
 
+FAKE_CUBLAS = Path(__file__).parent.parent / "tvm" / "fake_cublas.cpp"
 SANITIZER = """#!/bin/sh
 # stands in for compute-sanitizer: runs what it is given
 test "$1 $3 $4" = "--tool --error-exitcode 97" || exit 3
@@ -61,11 +62,12 @@ def fake_torch(folder):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """The stand-ins: variables of the environment, a library of kernels, a folder of TVM's kernels."""
+    """The stand-ins: variables of the environment, a library of kernels, a folder of TVM's kernels, cuBLAS."""
 
     environment: dict[str, str]
     library: Path
     tvm: Path
+    cublas: Path
 
     @classmethod
     def at(cls, folder):
@@ -73,7 +75,7 @@ class Stage:
         first = {"PATH": folder / "bin", "PYTHONPATH": folder / "packages"}
         paths = {name: os.pathsep.join(filter(None, (str(f), os.environ.get(name)))) for name, f in first.items()}
         environment = {"RMSNORM_DEPLOY_CUDA_DRIVER": str(folder / "driver.so"), **paths}
-        return cls(environment, folder / "library.so", folder / "tvm")
+        return cls(environment, folder / "library.so", folder / "tvm", folder / "cublas.so")
 
     @classmethod
     def of(cls, objects, folder):
@@ -82,6 +84,7 @@ class Stage:
         made = cls.at(folder)
         tools = folder / "bin"
         em._run(*em.compiler(), *em.FLAGS, "-shared", em.SHIM / "driver.cpp", "-o", folder / "driver.so", "-ldl")
+        em._run(*em.compiler(), "-std=c++17", "-O2", "-fPIC", "-shared", FAKE_CUBLAS, "-o", made.cublas)
         em.Emulator(objects, made.library)
         made.tvm.mkdir(exist_ok=True)
         (folder / "tvm.cpp").write_text(TVM_CODE)

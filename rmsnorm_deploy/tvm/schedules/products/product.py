@@ -68,7 +68,7 @@ class Product:
     """C = A B for each matrix of a batch.
 
     Attributes:
-        dtype: of all three, float32 or float64.
+        dtype: of the result, and on CPUs of all three.
         batch: its dimensions.
         a: the left factor.
         b: the right one.
@@ -104,8 +104,4 @@ class Product:
 
     def possible(self) -> bool:
         """Whether BLAS can compute it where everything lies."""
-        return (
-            self.dtype in ("float32", "float64")
-            and all(o.possible() for o in (self.a, self.b, self.c))
-            and not self.c.transposed
-        )
+        return all(o.possible() for o in (self.a, self.b, self.c)) and not self.c.transposed
