@@ -423,6 +423,8 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const CustomOp* const op = ops[i];
     const Node node = node_of(op, i % 2 != 0);
+    // an output that a node may lack, as Y where it is quantised, gets no shape; then the next one does
+    const std::size_t shaped = std::string(op->get_name(op)).find("Quantize") != std::string::npos ? 1 : 0;
     require(library.set_isa(nullptr) == RMS_NORM_OK, "no instruction set");
     const std::vector<Value> first = node.run();
     at_once(kThreads, [&](int t) {
@@ -431,7 +433,7 @@ int main(int argc, char** argv) {
       if (t == 0) fail(op, node);
       if (t == 1) require(library.set_isa("") == RMS_NORM_OK, "no instruction set");
       ShapeContext shapes{{{3, 512}}, std::vector<std::vector<std::int64_t>>(op->get_output_count(op))};
-      require(!op->infer_shape(op, &shapes) && shapes.outputs[0] == shapes.input.shape, "no shape is inferred");
+      require(!op->infer_shape(op, &shapes) && shapes.outputs[shaped] == shapes.input.shape, "no shape is inferred");
     });
     op->destroy_kernel(node.kernel);
   }
