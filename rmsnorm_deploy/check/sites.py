@@ -154,6 +154,10 @@ def _site(
     bordered = False
     others = shared - own
     side = before.up(outputs, others)
+    if norm is None:
+        # what stands for a norm and for what follows it, such as a bias that was lost
+        inside = [by_output[o] for n in side.nodes for o in n.output if o in by_output]
+        norm = inside[0] if len(inside) == 1 else None
     if norm is not None:
         operands = frozenset(v for v in (norm.x, norm.residual, norm.scale) if v in before.values) - own
         narrow = before.up(outputs, operands)

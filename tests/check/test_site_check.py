@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import rmsnorm_deploy
 from rmsnorm_deploy.check.site_check import check_sites
@@ -42,3 +45,40 @@ def test_a_seeded_fault_is_placed_and_named(sample, fault):
     places = [norm.other.output[0]] * swapped + [norm.y]
     assert [s.output for s in wrong] == places
     assert all(word in s.fault and s.reason for s in wrong), [str(s) for s in wrong]
+
+
+def with_bias():
+    """A norm, and a bias behind it that stays a node of its own."""
+    width = 8
+    rng = np.random.default_rng(1)
+    arrays = {"w": 1 + rng.random(width), "b": rng.standard_normal(width) / 10, "e": np.array(1e-5)}
+    tensors = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()]
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["mean"], axes=[-1], keepdims=1),
+        helper.make_node("Add", ["mean", "e"], ["safe"]),
+        helper.make_node("Sqrt", ["safe"], ["rms"]),
+        helper.make_node("Div", ["x", "rms"], ["n"]),
+        helper.make_node("Mul", ["n", "w"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "b"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(v, onnx.TensorProto.FLOAT, ["rows", width]) for v in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_bias_that_is_lost_behind_a_norm_is_placed_and_named():
+    original = with_bias()
+    fused, report = rmsnorm_deploy.fuse(original)
+    feeds = make_inputs(original)
+    sites, notes = check_sites(Runnable.of(original), Runnable.of(fused), feeds)
+    assert [s.passed for s in sites] == [True]
+    assert report.fused[0].output == "scaled"
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(fused)
+    del wrong.graph.node[1]
+    wrong.graph.node[0].output[0] = "y"
+    sites, notes = check_sites(Runnable.of(original), Runnable.of(wrong), feeds)
+    assert notes == []
+    assert [(s.output, s.passed) for s in sites] == [("y", False)]
+    assert sites[0].fault.startswith("bias")
