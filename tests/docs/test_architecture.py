@@ -72,8 +72,8 @@ tvm: steps compiling __init__
 tvm/artefact: __init__ arrays description cubin feeds carried weights linking load
 tvm/importer: __init__ dtypes large table expand operator norms sixteen_bits prepare attention fitting gathering
     layer_norm quantised rotary shaping slicing matrices refusals grouped_query convert
-tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
-    products by_cublas pipeline
+tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions patches
+    reductions products by_cublas pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
     reductions rest rest/names rest/functions arguments convolutions/convolution products/cublas products/cblas
     protocol rest/elementwise rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns
