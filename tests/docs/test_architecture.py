@@ -51,8 +51,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ alone sites ulp machine outside shares result condition exact guess timing doctor original site_values
-    measured clock inner site_runs bench comparison beginning site_check verify demo
+check: __init__ alone sites ulp outside machine shares result condition exact guess inner timing doctor original
+    site_values measured comparison site_runs clock beginning site_check bench verify demo
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
@@ -74,7 +74,7 @@ tvm/artefact: __init__ arrays description cubin feeds carried weights linking lo
 tvm/importer: __init__ dtypes large table expand operator quantising sixteen_bits prepare attention fitting gathering
     layer_norm rotary shaping slicing norms quantised matrices refusals grouped_query convert
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
-    products by_cublas pipeline
+    products patches by_cublas pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
     reductions rest rest/names rest/functions arguments convolutions/convolution products/cublas products/cblas
     protocol rest/elementwise rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns

@@ -19,7 +19,7 @@ KERNELS = [
     (name, dtype)
     for i, name in enumerate(CASES)
     for dtype in FLOATS
-    if dtype == list(FLOATS)[i % 4] or name in ("matrix", "batches")
+    if dtype == list(FLOATS)[i % 4] or name == "matrix"
 ]
 """Not every case in every type: only the number of a type depends on it."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
 
@@ -102,8 +102,8 @@ def test_equal_products_share_a_kernel_and_others_have_functions_of_their_own():
     ("make", "products"),
     [
         (lambda: decoders.decoder("float16", past=True), 7),
-        (lambda: whisper("float32", 1), 5),
-        (lambda: vit("float32", 1), 5),
+        (lambda: whisper("float32", 1), 7),
+        (lambda: vit("float16", 1), 6),
     ],
     ids=["llama", "whisper", "vit"],
 )
@@ -114,7 +114,7 @@ def test_no_product_of_a_model_is_left_to_tvm(make, products, monkeypatch):
     passes = passes[: [name for name, _ in passes].index("schedule_rest")]
     module = pipeline.through(passes, import_prepared(prepared(make())), target)
     kernels = [v.name_hint for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)]
-    assert not [name for name in kernels if "matmul" in name]
+    assert not [name for name in kernels if "matmul" in name or "conv" in name]
     assert len([name for name in kernels if name.startswith("product_")]) == len(functions_of(module)) == products
 
 
@@ -125,8 +125,9 @@ def test_without_cublas_they_are():
     assert [v.name_hint for v in module.get_global_vars() if "matmul" in v.name_hint]
 
 
-def test_a_model_computes_what_onnxruntime_does(fake, monkeypatch, tmp_path):
-    """On a CPU, but for where its memory is the same: products by the stand-in, and the rest by TVM."""
+@pytest.fixture
+def by_fake(fake, monkeypatch):
+    """Models compiled for a CPU as for a GPU whose memory is the host's: the stand-in's products, and TVM's rest."""
     real = carried.linked
 
     def with_fake(*arguments):
@@ -135,16 +136,59 @@ def test_a_model_computes_what_onnxruntime_does(fake, monkeypatch, tmp_path):
 
     monkeypatch.setattr(carried, "linked", with_fake)
     monkeypatch.setattr(compiling, "_library_for", lambda *_: (Cublas((str(fake.path),)), ""))
-    made = tvm.compile(LLAMA, output=tmp_path / "c")
-    assert made.blas == fake.path.name
-    said = json.loads((tmp_path / "c" / "model.json").read_text())["blas"]
-    assert said == {"name": fake.path.name, "version": "", "file": None}
-    feeds = {"x": np.arange(8, dtype=np.int64)[None]}
     fake.taken()
+    return fake
+
+
+def test_a_model_computes_what_onnxruntime_does(by_fake, tmp_path):
+    made = tvm.compile(LLAMA, output=tmp_path / "c")
+    assert made.blas == by_fake.path.name
+    said = json.loads((tmp_path / "c" / "model.json").read_text())["blas"]
+    assert said == {"name": by_fake.path.name, "version": "", "file": None}
+    feeds = {"x": np.arange(8, dtype=np.int64)[None]}
     (got,) = tvm.load(tmp_path / "c")(feeds).values()
-    assert len(fake.taken()) == 19
+    assert len(by_fake.taken()) == 19
     (want,) = ort.InferenceSession(LLAMA).run(None, feeds)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=0, atol=4e-3 * abs(want).max())
+
+
+CONVOLUTIONS = {
+    # sizes of x and of the weight, attributes, and how many products
+    "patches": ((1, 3, 16, 12), (5, 3, 4, 4), {"strides": [4, 4]}, 1),
+    "frames": ((2, 4, "n"), (6, 4, 3), {"pads": [1, 1]}, 1),
+    "frames, every other": ((1, 4, 21), (6, 4, 3), {"pads": [1, 0], "strides": [2]}, 1),
+    "places": (("b", 4, 5, 7), (6, 4, 1, 1), {}, 1),
+    "places, every other": ((2, 4, 5, 7), (6, 4, 1, 1), {"strides": [1, 2]}, 1),
+    "apart": ((1, 4, 9, 11), (6, 4, 2, 2), {"dilations": [2, 3], "pads": [2, 1, 0, 3]}, 1),
+    "volume": ((1, 2, 4, 6, 8), (3, 2, 2, 2, 2), {"strides": [2, 2, 2]}, 1),
+    "many copies": ((1, 4, 9, 9), (6, 4, 3, 3), {}, 0),
+    "groups": ((1, 4, 9), (6, 2, 2), {"group": 2}, 0),
+}
+VARYING = {"n": 13, "b": 3}
+
+
+@pytest.mark.parametrize(("kind", "names"), [(F32, list(CONVOLUTIONS)), (F16, ["patches", "frames"])])
+def test_convolutions_that_copy_little_are_products(by_fake, tmp_path, kind, names):
+    dtype, random = helper.tensor_dtype_to_np_dtype(kind), np.random.default_rng(2)
+    nodes, inputs, weights, feeds = [], [], [], {}
+    for i, (x, w, attributes, _) in enumerate(CONVOLUTIONS[name] for name in names):
+        feeds[f"x{i}"] = random.standard_normal([VARYING.get(n, n) for n in x]).astype(dtype)
+        inputs.append(helper.make_tensor_value_info(f"x{i}", kind, x))
+        weights.append(numpy_helper.from_array(random.standard_normal(w).astype(dtype), f"w{i}"))
+        weights.append(numpy_helper.from_array(random.standard_normal(w[0]).astype(dtype), f"b{i}"))
+        nodes.append(helper.make_node("Conv", [f"x{i}", f"w{i}", f"b{i}"], [f"y{i}"], **attributes))
+    outputs = [helper.make_tensor_value_info(f"y{i}", kind, None) for i in range(len(nodes))]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    tvm.compile(model, output=tmp_path / "c")
+    found = tvm.load(tmp_path / "c")(feeds)
+    calls = by_fake.taken()
+    assert len(calls) == sum(CONVOLUTIONS[name][-1] for name in names)
+    assert {call.a.type for call in calls} == {0 if kind == F32 else 2}
+    for name, want in zip(found, ort.InferenceSession(model.SerializeToString()).run(None, feeds), strict=True):
+        assert found[name].shape == want.shape
+        most = (1e-5 if kind == F32 else 4e-3) * abs(want).max()
+        np.testing.assert_allclose(found[name].astype(np.float32), want.astype(np.float32), rtol=0, atol=most)
 
 
 # -- the library ------------------------------------------------------------------------------------------------------

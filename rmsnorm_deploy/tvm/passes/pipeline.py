@@ -17,6 +17,7 @@ from rmsnorm_deploy.tvm.passes.convolutions import lower_convolutions
 from rmsnorm_deploy.tvm.passes.dequantise import dequantise
 from rmsnorm_deploy.tvm.passes.folds import fold_constants
 from rmsnorm_deploy.tvm.passes.lower import lowered
+from rmsnorm_deploy.tvm.passes.patches import convolutions_as_products
 from rmsnorm_deploy.tvm.passes.placing import arguments_anywhere, own_results
 from rmsnorm_deploy.tvm.passes.products import lower_products
 from rmsnorm_deploy.tvm.passes.reductions import lower_reductions
@@ -109,6 +110,7 @@ def passes(target: Any, tuned: Tuned | None = None, blas: str | None = None, *, 
 
 
 _BY_CUBLAS: list[Pass] = [
+    ("convolutions_as_products", convolutions_as_products),
     ("products_by_cublas", lower_products_by_cublas),
     ("drop_unused_products", relax.transform.DeadCodeElimination(["main"])),
 ]
