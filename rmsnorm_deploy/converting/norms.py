@@ -15,6 +15,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.model.graphs import AI_ONNX
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, int_attribute, is_op
+from rmsnorm_deploy.recognise.inference import Shape
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.square import square_in_front, squared_by
 from rmsnorm_deploy.recognise.variance import is_centred, is_variance
@@ -120,9 +121,19 @@ def _operator(facts: Facts, node: ir.Node) -> Norm | None:
     ranks = [facts.rank(v) for v in (x, *node.inputs[1:])]
     if any(r is not None and ranks[0] is not None and r > ranks[0] for r in ranks[1:]):
         raise Refusal("its scale or bias has more dimensions than x")
+    if any(not _may_broadcast(facts.shape(v), facts.shape(x)) for v in node.inputs[1:]):
+        raise Refusal("its scale or bias does not fit x")
     if any(v is not None and facts.dtype(v) not in (dtype, ir.DataType.FLOAT) for v in node.inputs):
         raise Refusal("its scale or bias is of another type than x")
     return Norm(node, x, epsilon)
+
+
+def _may_broadcast(shape: Shape | None, into: Shape | None) -> bool:
+    """Whether no dimension says that a value of ``shape``, of no higher rank, does not broadcast into ``into``."""
+    if shape is None or into is None or not shape:
+        return True
+    pairs = zip(shape, into[-len(shape) :], strict=True)
+    return not any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
 
 
 def _spelled_out(facts: Facts, node: ir.Node) -> Norm | None:

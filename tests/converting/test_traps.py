@@ -511,6 +511,18 @@ def test_a_bias_of_more_dimensions_than_its_norm():
     assert report.others[0][1] == "its scale or bias has more dimensions than x"
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_scale_or_bias_that_does_not_fit(which):
+    """Shape inference asks neither."""
+    g = Streams()
+    x = g.embedded()
+    given = [g.random(D), g.random(D)]
+    given[which] = g.random(D, WORDS)
+    g.output(g.op("LayerNormalization", x, *given, axis=-1), "y", (2, TOKENS, D))
+    _, report = rmsnorm_deploy.convert(g.model())
+    assert report.others[0][1] == "its scale or bias does not fit x"
+
+
 def test_a_deviation_that_is_none():
     """The mean of the differences themselves is 0 but for rounding, and that is not the same afterwards."""
     g = Streams()

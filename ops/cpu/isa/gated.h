@@ -8,31 +8,26 @@
 
 namespace {
 
-// Values of a gate that are activated at once. Rows up to this length are activated once, longer ones in each pass.
+// Values that are multiplied by their gates at once. Rows up to this length are so once, longer ones in each pass.
 constexpr std::int64_t kGatePiece = 4096;
 
-// The activated gate or, with kTimes, x times it.
-template <typename T, typename G, bool kSilu, bool kTimes>
-INLINE void activate(const T* x, const G* gate, float* to, std::int64_t count) {
+// x times the activated gate.
+template <typename T, typename G, bool kSilu>
+INLINE void multiply(const T* x, const G* gate, float* to, std::int64_t count) {
   std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    Vector g = activated<kSilu>(load(gate + i));
-    if constexpr (kTimes) g = load(x + i) * g;
-    store(to + i, g);
-  }
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(x + i) * activated<kSilu>(load(gate + i)));
   if (i < count) {
-    Vector g = activated<kSilu>(load_first(gate + i, count - i));
-    if constexpr (kTimes) g = load_first(x + i, count - i) * g;
-    store_first(to + i, g, count - i);
+    const std::int64_t rest = count - i;
+    store_first(to + i, load_first(x + i, rest) * activated<kSilu>(load_first(gate + i, rest)), rest);
   }
 }
 
-template <typename T, typename G, bool kTimes>
-static void activate(const T* x, const G* gate, float* to, std::int64_t count, bool silu) {
+template <typename T, typename G>
+static void multiply(const T* x, const G* gate, float* to, std::int64_t count, bool silu) {
   if (silu) {
-    activate<T, G, true, kTimes>(x, gate, to, count);
+    multiply<T, G, true>(x, gate, to, count);
   } else {
-    activate<T, G, false, kTimes>(x, gate, to, count);
+    multiply<T, G, false>(x, gate, to, count);
   }
 }
 
@@ -47,31 +42,33 @@ INLINE Vector gated(Vector n, Vector scale, Vector gate) {
   return scaled<false>(round(n) * gate, scale, scale, round);
 }
 
-template <typename T, int kRounding, bool kLast, bool kDivide>
-INLINE void gated_pass(const T* x, T* y, const float* scale, const float* gate, Factor factor, std::int64_t count) {
+template <typename T, typename G, int kRounding, bool kLast, bool kSilu, bool kDivide>
+INLINE void gated_values(const T* x, const G* gate, T* y, const float* scale, Factor factor, std::int64_t size) {
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
   std::int64_t i = 0;
-#pragma GCC unroll 4
-  for (; i + kLanes <= count; i += kLanes) {
+  for (; i + kLanes <= size; i += kLanes) {
+    const Vector g = activated<kSilu>(load(gate + i));
     const Vector n = divided<T, kDivide>(load(x + i), high, low);
-    store(y + i, gated<T, kRounding, kLast>(n, load(scale + i), load(gate + i)));
+    store(y + i, gated<T, kRounding, kLast>(n, load(scale + i), g));
   }
-  if (i < count) {
-    const std::int64_t rest = count - i;
+  if (i < size) {
+    const std::int64_t rest = size - i;
+    const Vector g = activated<kSilu>(load_first(gate + i, rest));
     const Vector n = divided<T, kDivide>(load_first(x + i, rest), high, low);
-    store_first(y + i, gated<T, kRounding, kLast>(n, load_first(scale + i, rest), load_first(gate + i, rest)), rest);
+    store_first(y + i, gated<T, kRounding, kLast>(n, load_first(scale + i, rest), g), rest);
   }
 }
 
-template <typename T, int kRounding, bool kLast>
-static void gated_pass(const T* x, T* y, const float* scale, const float* gate, const Factors& factors, int row,
-                       std::int64_t count) {
+// y of one row whose gate comes behind the norm.
+template <typename T, typename G, int kRounding, bool kLast, bool kSilu>
+static void gated_pass(const T* x, const G* gate, T* y, const float* scale, const Factors& factors, int row,
+                       std::int64_t size) {
   const Factor factor = {factors.high[row], factors.low[row]};
   if (factors.divides[row]) {
-    gated_pass<T, kRounding, kLast, true>(x, y, scale, gate, factor, count);
+    gated_values<T, G, kRounding, kLast, kSilu, true>(x, gate, y, scale, factor, size);
   } else {
-    gated_pass<T, kRounding, kLast, false>(x, y, scale, gate, factor, count);
+    gated_values<T, G, kRounding, kLast, kSilu, false>(x, gate, y, scale, factor, size);
   }
 }
 
@@ -84,7 +81,7 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
   Factors factors;
   if (size <= kGatePiece) {
     Wide sums[kBatch];
-    activate<T, G, true>(x, gate, wide, batch * size, a.silu);
+    multiply<T, G>(x, gate, wide, batch * size, a.silu);
     for (std::int64_t i = 0; i < batch; ++i) {
       const float* row = wide + i * size;
       sums[i] = first_pass<float, kPlain, false, false>(row, row, wide, nullptr, size, size, a.attributes);
@@ -100,21 +97,20 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
   double total = 0;
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
-    activate<T, G, true>(x + at, gate + at, wide, count, a.silu);
+    multiply<T, G>(x + at, gate + at, wide, count, a.silu);
     total += wide_sum(first_pass<float, kPlain, false, false>(wide, wide, wide, nullptr, count, count, a.attributes));
   }
   set_factor(factors, 0, rms_of(total * per_count, a.attributes));
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
-    activate<T, G, true>(x + at, gate + at, wide, count, a.silu);
+    multiply<T, G>(x + at, gate + at, wide, count, a.silu);
     second_pass<T, float, kPlain, kRounding, false>(wide, y + at, a.scale + at, nullptr, factors, 0, count, x);
   }
 }
 
 // The gate comes behind the norm.
-template <typename T, typename G, int kRounding>
+template <typename T, typename G, int kRounding, bool kLast>
 static void gated_behind(const T* x, const G* gate, T* y, std::int64_t batch, const GatedArgs& a) {
-  alignas(64) float wide[kGatePiece];
   const std::int64_t size = a.size;
   Wide sums[kBatch];
   for (std::int64_t i = 0; i < batch; ++i) {
@@ -123,26 +119,16 @@ static void gated_behind(const T* x, const G* gate, T* y, std::int64_t batch, co
   }
   Factors factors;
   set_batch(factors, sums, batch, 1.0 / static_cast<double>(size), a.attributes);
-  for (std::int64_t at = 0; at < size; at += kGatePiece) {
-    const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
-    activate<T, G, false>(x + at, gate + at, wide, batch * count, a.silu);
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const std::int64_t from = at + i * size;
-      const float* activated = wide + i * size;
-      if (a.place == kGatedLast) {
-        gated_pass<T, kRounding, true>(x + from, y + from, a.scale + at, activated, factors, static_cast<int>(i),
-                                       count);
-      } else {
-        gated_pass<T, kRounding, false>(x + from, y + from, a.scale + at, activated, factors, static_cast<int>(i),
-                                        count);
-      }
-    }
+  const auto pass = a.silu ? gated_pass<T, G, kRounding, kLast, true> : gated_pass<T, G, kRounding, kLast, false>;
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::int64_t at = i * size;
+    pass(x + at, gate + at, y + at, a.scale, factors, static_cast<int>(i), size);
   }
 }
 
 template <typename T, typename G, int kRounding>
 static void gated_kernel(const GatedArgs& a) {
-  static_assert(kBatchValues <= kGatePiece, "a batch is activated at once");
+  static_assert(kBatchValues <= kGatePiece, "a batch is multiplied at once");
   const T* x = static_cast<const T*>(a.x);
   const G* gate = static_cast<const G*>(a.gate);
   T* y = static_cast<T*>(a.y);
@@ -151,8 +137,10 @@ static void gated_kernel(const GatedArgs& a) {
     const std::int64_t batch = a.rows - row < most ? a.rows - row : most;
     if (a.place == kGatedFirst) {
       gated_first<T, G, kRounding>(x, gate, y, batch, a);
+    } else if (a.place == kGatedLast) {
+      gated_behind<T, G, kRounding, true>(x, gate, y, batch, a);
     } else {
-      gated_behind<T, G, kRounding>(x, gate, y, batch, a);
+      gated_behind<T, G, kRounding, false>(x, gate, y, batch, a);
     }
     row += batch;
     x += batch * a.size;
