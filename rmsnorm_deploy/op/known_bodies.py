@@ -43,6 +43,22 @@ _RELEASED = {
     "8c034bea4edb1169c014": Spelling(Op.GATED_RMS_NORM, 12, 14),
     "f93b502dc72dc86c30df": Spelling(Op.GATED_RMS_NORM, 15, 17),
     "fb5272345e99778c2df1": Spelling(Op.GATED_RMS_NORM, 18),
+    "ae57b72cb6baef827f40": Spelling(Op.RMS_NORM_QUANTIZE, 11, 11),
+    "6ca2def57cda6a640504": Spelling(Op.RMS_NORM_QUANTIZE, 12, 14),
+    "3c60c1f8148be479abc2": Spelling(Op.RMS_NORM_QUANTIZE, 15, 17),
+    "fd8e3ba629a37dda6869": Spelling(Op.RMS_NORM_QUANTIZE, 18),
+    "ee36c31e4c57d007a5ca": Spelling(Op.ADD_RMS_NORM_QUANTIZE, 11, 11),
+    "4ed92e876bac50dbcaa4": Spelling(Op.ADD_RMS_NORM_QUANTIZE, 12, 14),
+    "506ee0b44186c1edd95a": Spelling(Op.ADD_RMS_NORM_QUANTIZE, 15, 17),
+    "ed64074fd6a56f8eae90": Spelling(Op.ADD_RMS_NORM_QUANTIZE, 18),
+    "e442fa05614d6047c8c4": Spelling(Op.RMS_NORM_DYNAMIC_QUANTIZE, 11, 11),
+    "b7858169b8605749f55f": Spelling(Op.RMS_NORM_DYNAMIC_QUANTIZE, 12, 14),
+    "59a7ea119c4bde5327eb": Spelling(Op.RMS_NORM_DYNAMIC_QUANTIZE, 15, 17),
+    "324e5dc6e5e22caf5781": Spelling(Op.RMS_NORM_DYNAMIC_QUANTIZE, 18),
+    "88a7d5ed52449096432a": Spelling(Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE, 11, 11),
+    "e740d1e5fcfc1f0bd834": Spelling(Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE, 12, 14),
+    "08ff032f4ef594e0c181": Spelling(Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE, 15, 17),
+    "7f1aa91dcc90e16c36d7": Spelling(Op.ADD_RMS_NORM_DYNAMIC_QUANTIZE, 18),
 }
 """Bodies that a release has written, by :func:`fingerprint`. A row stays for ever: so do the files."""
 _SPELLED_ANEW = ((MIN_OPSET, 11), (12, 14), (15, 17), (18, _ALWAYS))

@@ -5,6 +5,7 @@ An operator that comes later has its files written alone, by their names behind 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ import rmsnorm_deploy
 from rmsnorm_deploy.op import GATED_FIRST, GATED_LAST
 from rmsnorm_deploy.op.reference import rms_norm
 from tests.support.judge import rows
+from tests.support.quantised import DYNAMIC, I8, U8, pair
+from tests.support.run import run
 from tests.support.spellings.graph import NUMPY, F, Graph, H
 from tests.support.spellings.norms import Spelling, build
 
@@ -34,6 +37,14 @@ GATED = {
 }
 """Norms with a gate: the types of x and of the gate, the opset, and where the gate comes in."""
 
+QUANTISED = {
+    "quantised_uint8_float32_opset13": {"quantised": U8, "opset": 13},
+    "quantised_residual_int8_float32_opset19": {"quantised": I8, "residual": True, "opset": 19},
+    "quantised_by_range_float32_opset11": {"quantised": DYNAMIC, "opset": 11},
+    "quantised_by_range_residual_float32_opset18": {"quantised": DYNAMIC, "residual": True, "opset": 18},
+}
+"""Norms that quantise: what :func:`pair` takes."""
+
 
 def main(version: str, *names: str) -> None:
     folder = HERE / version
@@ -41,6 +52,9 @@ def main(version: str, *names: str) -> None:
     for name, (dtype, gate_dtype, opset, at) in GATED.items():
         if not names or name in names:
             write_gated(folder / f"{name}.onnx", dtype, gate_dtype, opset, at)
+    for name, taken in QUANTISED.items():
+        if not names or name in names:
+            write_quantised(folder / f"{name}.onnx", **taken)
     for name, spelling in SPELLINGS.items():
         if names and name not in names:
             continue
@@ -77,6 +91,18 @@ def write_gated(path: Path, dtype: int, gate_dtype: int, opset: int, at: int) ->
     truth, _ = rms_norm(feeds["x"], scale, gate=feeds["z"], exact=True, **meaning)
     path.write_bytes(fused.SerializeToString(deterministic=True))
     np.savez(path.with_suffix(".npz"), truth=truth, **{k: v.astype(np.float64) for k, v in feeds.items()})
+
+
+def write_quantised(path: Path, **taken: Any) -> None:
+    shape = (6, 64)
+    apart = pair(shape, **taken)
+    fused, _ = rmsnorm_deploy.fuse(apart, also=["quantizers"])
+    kinds = {i.name: i.type.tensor_type.elem_type for i in apart.graph.input}
+    feeds = {name: rows(shape, NUMPY[kind], seed=i) for i, (name, kind) in enumerate(kinds.items())}
+    truth = run(apart, feeds, False)[0]
+    path.write_bytes(fused.SerializeToString(deterministic=True))
+    given = {"truth": truth, **feeds}
+    np.savez(path.with_suffix(".npz"), **{k: v.astype(np.float64) for k, v in given.items()})
 
 
 if __name__ == "__main__":
