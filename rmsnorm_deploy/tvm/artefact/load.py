@@ -106,7 +106,7 @@ def load(path: StrPath, *, verify_weights: bool | None = None) -> CompiledModel:
     Raises:
         ModelError: the folder is not one, or is incomplete or damaged.
         MissingEnvironment: it was made by another release of TVM or for another architecture, or its device is not
-            there.
+            there, or the cuBLAS that it calls.
     """
     folder = Path(path)
     description = describing.read(folder)
