@@ -15,7 +15,12 @@ elseif(CMAKE_MATCH_2 STREQUAL "macos")
 else()
   message(FATAL_ERROR "RMSNORM_DEPLOY_ZIG_TARGET is '${RMSNORM_DEPLOY_ZIG_TARGET}'")
 endif()
-set(CMAKE_CXX_COMPILER "${RMSNORM_DEPLOY_ZIG}" c++ -target ${RMSNORM_DEPLOY_ZIG_TARGET})
+set(CMAKE_CXX_COMPILER "${RMSNORM_DEPLOY_ZIG}" c++)
+set(CMAKE_CXX_COMPILER_TARGET ${RMSNORM_DEPLOY_ZIG_TARGET})
+# What is only tried is not linked: with other options zig compiles another C++ library, which takes minutes.
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+set(CMAKE_CXX_ARCHIVE_CREATE "\"${RMSNORM_DEPLOY_ZIG}\" ar qc <TARGET> <OBJECTS>")
+set(CMAKE_CXX_ARCHIVE_FINISH "")
 # zig's own linker strips: the strip of this machine knows no other system, and would break the signature of a Mac's file.
 set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)
 set(CMAKE_STRIP "")
