@@ -31,7 +31,7 @@ def build(compiler, folder, name="driver", libraries=("-ldl",)):
     """The path of the program, compiled into ``folder``; ``compiler`` is the head of a command line."""
     program = folder / name
     source = Path(__file__).with_name("driver.cpp")
-    run(*compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, *libraries)
+    run(*compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", source, "-o", program, *libraries)
     return program
 
 

@@ -92,7 +92,7 @@ ROWS, COLUMNS = 6, 40
 def program(tmp_path_factory):
     made = tmp_path_factory.mktemp("sample") / "run_model.exe"
     source = ROOT / "samples" / "cpp" / "run_model.cpp"
-    options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'ops'}"]
+    options = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'ops'}"]
     run(*COMPILER, *options, source, "-o", made)
     return made
 
