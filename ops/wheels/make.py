@@ -1,7 +1,10 @@
 """The wheels of a release, one for each machine that runs onnxruntime, made on one of them by zig.
 
     make wheels                                    # all of them and the source distribution, in dist/
-    python ops/wheels/make.py win_amd64 any        # some, by the last part of their names
+    make wheels WHEELS='win_amd64 any'             # some, by the last part of their names
+
+As many are made side by side as there are processors: zig compiles a system's C and C++ libraries one file at a time,
+once for each system, and keeps them (``zig env`` says where).
 
 Needs the packages ``build``, ``cmake``, ``ninja``, ``scikit-build-core`` and ``ziglang``; ``make wheels`` gets them.
 What a system calls its libraries, and how they are compiled, is in ../CMakeLists.txt; how zig is called, in zig.cmake.
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +63,7 @@ def build(product: str, folder: Path) -> Path:
     if product == SOURCES:
         kind, ending = "--sdist", ".tar.gz"
     elif product == PURE:
-        settings = {"wheel.cmake": "false", "wheel.platlib": "false"}
+        environment["RMSNORM_DEPLOY_PURE"] = "1"
     else:
         settings = {
             # one folder for each, so that the next build compiles only what has changed
@@ -110,11 +114,16 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if unknown := sorted({*options.platforms} - {*PRODUCTS}):
         parser.error(f"no such platform: {', '.join(unknown)}")
-    print("| file | bytes | seconds |\n|---|---|---|")
-    for platform in options.platforms or PRODUCTS:
-        begun = time.monotonic()
-        made = build(platform, options.out)
-        print(f"| {made.name} | {made.stat().st_size} | {time.monotonic() - begun:.0f} |", flush=True)
+    print("| file | bytes | made after, in seconds |\n|---|---|---|", flush=True)
+    begun = time.monotonic()
+
+    def row(product: str) -> str:
+        made = build(product, options.out)
+        return f"| {made.name} | {made.stat().st_size} | {time.monotonic() - begun:.0f} |"
+
+    with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
+        for done in side_by_side.map(row, options.platforms or PRODUCTS):
+            print(done, flush=True)
     return 0
 
 

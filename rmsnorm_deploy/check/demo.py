@@ -82,9 +82,8 @@ def model_folder() -> Path:
     Raises:
         MissingEnvironment: the package was installed without them.
     """
-    # a wheel carries them; a checkout has them in samples
-    places = [Path(__file__).parents[1] / "demo_models", Path(__file__).parents[2] / "samples" / "models"]
-    for place in places:
+    # a wheel carries them in the package; a checkout has them beside it
+    for place in (parent / "samples" / "models" for parent in Path(__file__).parents[1:3]):
         if any(place.glob("*.onnx")):
             return place
     raise MissingEnvironment(

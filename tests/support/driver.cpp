@@ -4,9 +4,16 @@
 // Every tensor ends at a page that must not be touched, or a few bytes before it where the caller asks for an address
 // off the usual alignment, and has known bytes around it: to read behind a tensor is a crash, to write outside one, or
 // into an input, is reported.
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <fcntl.h>
+#include <io.h>
+#include <windows.h>
+#else
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include <cstdint>
 #include <cstdio>
@@ -51,19 +58,61 @@ void send_text(const char* text) {
   if (text) send(text, std::strlen(text));
 }
 
+#if defined(_WIN32)
+std::size_t page_size() {
+  SYSTEM_INFO system;
+  GetSystemInfo(&system);
+  return system.dwPageSize;
+}
+// Pages of which only those between the first and the last may be touched.
+unsigned char* fenced(std::size_t inside, std::size_t page) {
+  void* const memory = VirtualAlloc(nullptr, inside + 2 * page, MEM_RESERVE, PAGE_NOACCESS);
+  if (!memory) fail("no memory");
+  unsigned char* const base = static_cast<unsigned char*>(memory);
+  if (!VirtualAlloc(base + page, inside, MEM_COMMIT, PAGE_READWRITE)) fail("cannot make memory writable");
+  return base;
+}
+void release(unsigned char* base, std::size_t) { VirtualFree(base, 0, MEM_RELEASE); }
+
+void* open_library(const char* path) { return reinterpret_cast<void*>(LoadLibraryA(path)); }
+void* symbol(void* library, const char* name) {
+  return reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(library), name));
+}
+const char* why_not() { return "Windows cannot load it, or find a function in it"; }
+
+void binary_streams() {
+  _setmode(_fileno(stdin), _O_BINARY);
+  _setmode(_fileno(stdout), _O_BINARY);
+}
+#else
+std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+// Pages of which only those between the first and the last may be touched.
+unsigned char* fenced(std::size_t inside, std::size_t page) {
+  void* const memory = mmap(nullptr, inside + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail("no memory");
+  unsigned char* const base = static_cast<unsigned char*>(memory);
+  if (mprotect(base + page, inside, PROT_READ | PROT_WRITE)) fail("cannot make memory writable");
+  return base;
+}
+void release(unsigned char* base, std::size_t bytes) { munmap(base, bytes); }
+
+void* open_library(const char* path) { return dlopen(path, RTLD_NOW); }
+void* symbol(void* library, const char* name) { return dlsym(library, name); }
+const char* why_not() { return dlerror(); }
+
+void binary_streams() {}
+#endif
+
 // Memory for one tensor, between two pages that must not be touched; it grows with the tensors.
 class Room {
  public:
   unsigned char* place(std::size_t bytes, std::size_t misalignment) {
-    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t page = page_size();
     const std::size_t needed = (bytes + kMargin + kAlignment + page - 1) / page * page;
     if (needed > size_) {
-      if (base_) munmap(base_, size_ + 2 * page);
-      void* const memory = mmap(nullptr, needed + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (memory == MAP_FAILED) fail("no memory");
-      base_ = static_cast<unsigned char*>(memory);
+      if (base_) release(base_, size_ + 2 * page);
+      base_ = fenced(needed, page);
       size_ = needed;
-      if (mprotect(base_ + page, size_, PROT_READ | PROT_WRITE)) fail("cannot make memory writable");
     }
     end_ = base_ + page + size_;
     bytes_ = bytes;
@@ -154,8 +203,8 @@ void run(decltype(&rmsnorm_deploy_cpu_run) contract, decltype(&rmsnorm_deploy_cp
 
 template <typename Function>
 Function* find(void* library, const char* name) {
-  void* const found = dlsym(library, name);
-  if (!found) fail(dlerror());
+  void* const found = symbol(library, name);
+  if (!found) fail(why_not());
   return reinterpret_cast<Function*>(found);
 }
 
@@ -164,8 +213,9 @@ Function* find(void* library, const char* name) {
 // The one argument is the library's path.
 int main(int argc, char** argv) {
   if (argc != 2) fail("wants the library's path");
-  void* const library = dlopen(argv[1], RTLD_NOW);
-  if (!library) fail(dlerror());
+  binary_streams();
+  void* const library = open_library(argv[1]);
+  if (!library) fail(why_not());
   auto* const contract = find<decltype(rmsnorm_deploy_cpu_run)>(library, "rmsnorm_deploy_cpu_run");
   auto* const gated = find<decltype(rmsnorm_deploy_cpu_run_gated)>(library, "rmsnorm_deploy_cpu_run_gated");
   auto* const set_isa = find<decltype(rmsnorm_deploy_cpu_set_isa)>(library, "rmsnorm_deploy_cpu_set_isa");

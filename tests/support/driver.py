@@ -27,11 +27,11 @@ def run(*command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def build(compiler, folder):
+def build(compiler, folder, name="driver", libraries=("-ldl",)):
     """The path of the program, compiled into ``folder``; ``compiler`` is the head of a command line."""
-    program = folder / "driver"
+    program = folder / name
     source = Path(__file__).with_name("driver.cpp")
-    run(*compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-ldl")
+    run(*compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", source, "-o", program, *libraries)
     return program
 
 

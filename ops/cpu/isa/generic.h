@@ -3,6 +3,12 @@
 #ifndef RMSNORM_DEPLOY_CPU_ISA_GENERIC_H_
 #define RMSNORM_DEPLOY_CPU_ISA_GENERIC_H_
 
+#if defined(FEW_KERNELS)
+#define HALF_CONVERSION __attribute__((noinline)) static
+#else
+#define HALF_CONVERSION INLINE
+#endif
+
 namespace {
 
 using Vector = float __attribute__((vector_size(sizeof(float) * kLanes)));
@@ -29,7 +35,7 @@ INLINE void store_words(void* p, Words w) {
 }
 
 INLINE Vector load(const Bfloat* p) { return float_of(load_words(p) << 16); }
-INLINE Vector widen_halves(Words h) {
+HALF_CONVERSION Vector widen_halves(Words h) {
   const Words exponent = h & 0x7c00u;
   const Words rebased = ((h & 0x7fffu) << 13) + (112u << 23);
   // A subnormal half is a multiple of 2^-24, which is the spacing of floats just above a half. This form does not rely
@@ -46,7 +52,7 @@ INLINE Words to_bfloat(Vector v) {
   const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return v == v ? rounded : (u >> 16) | 0x40u;  // rounding a NaN could carry into the sign; it is made quiet instead
 }
-INLINE Words to_half(Vector v) {
+HALF_CONVERSION Words to_half(Vector v) {
   const Words sign = bits_of(v) & 0x80000000u;
   const Words u = bits_of(v) ^ sign;
   const Words normal = (u - (112u << 23) + 0xfffu + ((u >> 13) & 1u)) >> 13;

@@ -170,6 +170,13 @@ INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias,
   }
 }
 
+// The same where the reciprocal is subnormal or overflows: rare, so one function for all kernels of a type.
+template <typename T, typename S, int kMode, int kRounding>
+__attribute__((noinline, cold)) static void dividing_pass(const S* x, T* y, const float* scale, const float* bias,
+                                                          Factor factor, std::int64_t size) {
+  second_pass<T, S, kMode, kRounding, true, false>(x, y, scale, bias, factor, size, nullptr);
+}
+
 template <typename T, typename S, int kMode, int kRounding, bool kFar>
 INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, const Factors& factors, int row,
                         std::int64_t size, const T* next) {
@@ -177,7 +184,7 @@ INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias,
   if (__builtin_expect(!factors.divides[row], 1)) {
     second_pass<T, S, kMode, kRounding, false, kFar>(x, y, scale, bias, factor, size, next);
   } else {
-    second_pass<T, S, kMode, kRounding, true, false>(x, y, scale, bias, factor, size, next);
+    dividing_pass<T, S, kMode, kRounding>(x, y, scale, bias, factor, size);
   }
 }
 
@@ -236,6 +243,7 @@ INLINE void rows(const RowsArgs& a) {
 
 template <typename T, int kMode, int kRounding>
 static void rows_kernel(const RowsArgs& a) {
+#if !defined(FEW_KERNELS)
   if (a.far) return rows<T, kMode, kRounding, true, 0>(a);
   if constexpr (kMode == kPlain || kMode == kResidual) {
     // The usual sizes of an attention head.
@@ -249,6 +257,7 @@ static void rows_kernel(const RowsArgs& a) {
     if (a.size == 128 && a.measured == 8) return rows<T, kMode, kRounding, false, 128, 8>(a);
     if (a.size == 128 && a.measured == 32) return rows<T, kMode, kRounding, false, 128, 32>(a);
   }
+#endif
   rows<T, kMode, kRounding, false, 0>(a);
 }
 
