@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_MISSING = "the plot needs matplotlib: pip install 'rmsnorm-deploy[plot]'"
+_MISSING = "the plot needs matplotlib: pip install '.[plot]'"
 
 
 def draw(records: Sequence[dict[str, Any]], paper: tuple[float, float], target: Path) -> None:

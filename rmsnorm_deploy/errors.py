@@ -44,6 +44,14 @@ class MissingEnvironment(RmsNormDeployError):
     exit_code = 4
 
 
+def install_hint(extra: str) -> str:
+    """The hint of an error where what one of this package's extras installs is missing."""
+    return (
+        f"Install the extra '{extra}': pip install '.[{extra}]' in the repository, or, with a wheel, "
+        f"pip install 'FILE.whl[{extra}]'."
+    )
+
+
 def first_line(error: BaseException | str, most: int = 300) -> str:
     """The first line of what an error says, at most ``most`` characters; its type where it says nothing."""
     return _lines(error)[0].strip()[:most]

@@ -73,9 +73,8 @@ def library_path(*, override: bool = False) -> Path:
             return path.resolve()
     raise WithoutKernels(
         f"the native library {_library_name()} is not installed",
-        "for its kernels, reinstall rmsnorm-deploy from the wheel for this machine (pip install --force-reinstall "
-        "--only-binary :all: rmsnorm-deploy) or, with g++ or clang++ at hand, from its sources (pip install "
-        f"--force-reinstall --no-binary rmsnorm-deploy rmsnorm-deploy); or set {LIBRARY_VARIABLE} to a built library",
+        "for its kernels, reinstall rmsnorm-deploy from the file of the wheel for this machine or, with g++ or clang++ "
+        f"at hand, from its repository (pip install --force-reinstall .); or set {LIBRARY_VARIABLE} to a built library",
     )
 
 

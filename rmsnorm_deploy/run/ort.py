@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.errors import MissingEnvironment, install_hint
 
 
 def onnxruntime() -> Any:
@@ -18,5 +18,5 @@ def onnxruntime() -> Any:
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime"
         what = "onnxruntime is not installed" if missing else f"onnxruntime cannot be imported: {error}"
-        raise MissingEnvironment(what, "Install it: pip install 'rmsnorm-deploy[ort]'.") from error
+        raise MissingEnvironment(what, install_hint("ort")) from error
     return ort

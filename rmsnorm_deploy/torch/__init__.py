@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.errors import MissingEnvironment, install_hint
 from rmsnorm_deploy.torch.naming import OPERATORS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
         import onnxscript  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        raise MissingEnvironment(f"{error.name} is not installed", "pip install 'rmsnorm-deploy[torch]'") from error
+        raise MissingEnvironment(f"{error.name} is not installed", install_hint("torch")) from error
     if name in OPERATORS:
         return importlib.import_module(f"{__name__}.operators").function_of(OPERATORS[name])
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_deploy.errors import MissingEnvironment
+from rmsnorm_deploy.errors import MissingEnvironment, install_hint
 
 if TYPE_CHECKING:
     from rmsnorm_deploy.tvm.artefact.load import CompiledModel, load
@@ -42,5 +42,5 @@ def __getattr__(name: str) -> Any:
     try:
         from tvm import relax  # noqa: F401
     except ImportError as error:
-        raise MissingEnvironment("apache-tvm is not installed", "pip install 'rmsnorm-deploy[tvm]'") from error
+        raise MissingEnvironment("apache-tvm is not installed", install_hint("tvm")) from error
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -82,7 +82,7 @@ def test_what_others_offer_is_called_as_it_has_to_be(machine, with_torch, tmp_pa
 
 def test_the_kernels_of_tvm_are_launched_as_they_have_to_be(machine, tmp_path):
     """Their CUDA text on the emulator, in the place of machine code: arguments, blocks and threads are right."""
-    pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+    pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
     from benchmarks.gpu import tvm_kernels
     from benchmarks.gpu.tvm_norm import DESCRIPTION, KERNELS, describe
     from tests.support.tvm.cuda_runner import Cuda, host_text

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from benchmarks import tvm_models
 from benchmarks.gpu import models

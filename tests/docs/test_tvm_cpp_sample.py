@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.op.reference import rms_norm
@@ -26,7 +26,7 @@ def site_packages():
 
     folder = Path(apache_tvm.__file__).parents[1]
     if folder != Path(tvm_ffi.__file__).parents[1] or not (folder / "tvm" / "lib" / "libtvm_runtime.so").exists():
-        pytest.skip("needs apache-tvm and apache-tvm-ffi as wheels in one folder: pip install 'rmsnorm-deploy[tvm]'")
+        pytest.skip("needs apache-tvm and apache-tvm-ffi as wheels in one folder: pip install '.[tvm]'")
     return folder
 
 

@@ -103,6 +103,7 @@ def test_without_pytorch_the_hint_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", hide], env=os.environ, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "pip install 'rmsnorm-deploy[torch]'",
+        "Install the extra 'torch': pip install '.[torch]' in the repository, or, with a wheel, "
+        "pip install 'FILE.whl[torch]'.",
         "module 'rmsnorm_deploy.torch' has no attribute 'nothing'",
     ]

@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
-pytest.importorskip("scipy_openblas32", reason="scipy-openblas32 is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
+pytest.importorskip("scipy_openblas32", reason="scipy-openblas32 is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 pytest.importorskip("onnxruntime")
 
 import onnxruntime as ort

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.run.inputs import make_inputs

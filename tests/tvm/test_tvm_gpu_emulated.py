@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy.op import NormParameters, Op
 from rmsnorm_deploy.tvm.schedules.gpu.choose import GpuSchedules

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy.op import Op
 from rmsnorm_deploy.op.dtypes import float_type

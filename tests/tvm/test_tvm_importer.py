@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 import tvm
 from tvm.relax.frontend.onnx import onnx_frontend

@@ -16,5 +16,6 @@ def test_compile_says_what_to_install(module):
     assert done.returncode == 4
     assert done.stderr.splitlines() == [
         "error: apache-tvm is not installed",
-        "hint: pip install 'rmsnorm-deploy[tvm]'",
+        "hint: Install the extra 'tvm': pip install '.[tvm]' in the repository, or, with a wheel, "
+        "pip install 'FILE.whl[tvm]'.",
     ]

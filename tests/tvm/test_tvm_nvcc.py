@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 import tvm as tvm_itself
 import tvm_ffi

@@ -8,7 +8,7 @@ from rmsnorm_deploy.errors import ModelError
 from tests.support.quantised import DYNAMIC, F8, I8, U8, feeds_of, pair
 from tests.support.run import run
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
 

@@ -16,9 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
-pytest.importorskip("psutil", reason="psutil is not installed: pip install 'rmsnorm-deploy[tvm]'")
-pytest.importorskip("tornado", reason="tornado is not installed: pip install 'rmsnorm-deploy[tvm]'")
+pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
+pytest.importorskip("psutil", reason="psutil is not installed: pip install '.[tvm]'")
+pytest.importorskip("tornado", reason="tornado is not installed: pip install '.[tvm]'")
 
 import psutil
 import tvm_ffi

@@ -28,7 +28,7 @@ def every_target(request, tmp_path_factory):
         units, host = emulator.objects(tmp_path_factory)
         yield emulator.Emulator([*units.values(), *host], tmp_path_factory.mktemp("library") / "emulated.so")
     elif request.param == "tvm":
-        pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install 'rmsnorm-deploy[tvm]'")
+        pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
         from rmsnorm_deploy.tvm.schedules.cpu.writer import CpuSchedule
         from tests.support.tvm.kernels import TvmKernels
 
