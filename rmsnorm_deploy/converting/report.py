@@ -112,7 +112,7 @@ class ConversionReport:
 
     def summary(self) -> str:
         """In a line, such as "converted 5 of 5 LayerNorms"."""
-        after = f"; {self.fusion.summary()}" if self.fusion is not None else ""
+        after = "" if self.fusion is None else f"; {dataclasses.replace(self.fusion, layer_norms=0).summary()}"
         if not self.found:
             return f"there is no LayerNorm to convert{after}"
         verb = "would convert" if self.dry_run else "converted"

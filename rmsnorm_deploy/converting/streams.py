@@ -20,12 +20,10 @@ from rmsnorm_deploy.converting.stream import Constant, How, Obstacle, Source, St
 from rmsnorm_deploy.converting.writers import is_leaf, tensor_of, uneditable, vector_behind
 from rmsnorm_deploy.recognise.facts import Facts, node_name
 from rmsnorm_deploy.recognise.refusal import Refusal
+from rmsnorm_deploy.recognise.variance import LAYER_NORMS
 
 _SHAPES = ("Shape", "Size")
 """Operators that read of a value only what centring does not change."""
-
-
-_NORMS = ("LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization")
 
 
 class Finder:
@@ -162,7 +160,7 @@ class _Walk:
 
     def _parts_of(self, node: ir.Node, value: ir.Value, how: How, cut: tuple[ir.Value, int]) -> list[Part]:
         try:
-            if node.op_type in _NORMS:
+            if node.op_type in LAYER_NORMS:
                 raise Refusal("the result of a norm has a mean of its own (post-norm)")
             parts = list(behind(self._facts, node, value.index() or 0, how.axis))
         except Refusal as refusal:

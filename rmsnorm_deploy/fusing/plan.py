@@ -26,6 +26,7 @@ from rmsnorm_deploy.recognise.neighbours import Neighbour
 from rmsnorm_deploy.recognise.our_nodes import op_of, read_all
 from rmsnorm_deploy.recognise.quantising import with_quantising
 from rmsnorm_deploy.recognise.scopes import Scope, scopes
+from rmsnorm_deploy.recognise.variance import LAYER_NORMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Plan:
             repaired=self.mended.repaired,
             task=self.task,
             dry_run=not done,
+            layer_norms=sum(n for name, n in self.ops.items() if name.rpartition("::")[2] in LAYER_NORMS)
+            + sum(miss.is_layer_norm for miss in self.missed),
         )
 
 

@@ -119,6 +119,8 @@ class FusionReport:
             what would be.
         task: "fuse" or "unfuse".
         dry_run: nothing was done; ``fused`` are the norms that would be.
+        layer_norms: number of LayerNorms in the model, as an operator or spelled out, which stay: some of them
+            :func:`rmsnorm_deploy.convert` turns into RMSNorms.
     """
 
     fused: tuple[FusedNorm, ...]
@@ -132,6 +134,7 @@ class FusionReport:
     repaired: tuple[str, ...] = ()
     task: Task = "fuse"
     dry_run: bool = False
+    layer_norms: int = 0
 
     @property
     def near_misses(self) -> tuple[Miss, ...]:
@@ -144,6 +147,15 @@ class FusionReport:
             return "there is no norm to unfuse"
         return "no RMSNorm is left to fuse" if self.already else "no RMSNorm found"
 
+    @property
+    def _layer_norms(self) -> str:
+        """What is said of LayerNorms, in a model in which there is nothing else to fuse."""
+        if self.fused or self.already or not self.layer_norms or self.task == "unfuse":
+            return ""
+        several = f"{self.layer_norms} LayerNorms, which 'rmsnorm-deploy convert' may turn into RMSNorms"
+        one = "1 LayerNorm, which 'rmsnorm-deploy convert' may turn into an RMSNorm"
+        return f"; there {f'are {several}' if self.layer_norms > 1 else f'is {one}'}"
+
     def summary(self) -> str:
         """One line for people."""
         total = len(self.fused) + len(self.near_misses)
@@ -152,6 +164,7 @@ class FusionReport:
         near = len(self.near_misses)
         if near and self.task == "fuse":
             text += f"; {near} near-miss{'es' if near > 1 else ''} (run explain)"
+        text += self._layer_norms
         verb = "would repair" if self.dry_run else "repaired"
         return text + (f"; {verb}: {', '.join(self.repaired)}" if self.repaired else "")
 
@@ -177,6 +190,7 @@ class FusionReport:
             "opset": self.opset,
             "form": self.form,
             "already_fused": self.already,
+            "layer_norms": self.layer_norms,
             "repaired": list(self.repaired),
             "fused": [dataclasses.asdict(f) for f in self.fused],
             "missed": [miss(m) for m in self.missed],

@@ -11,7 +11,7 @@ from rmsnorm_deploy.op import SIXTEEN_BIT, NormParameters, Op, as_float32, attri
 from rmsnorm_deploy.op.dtypes import FLOAT32
 from rmsnorm_deploy.recognise import checks
 from rmsnorm_deploy.recognise.facts import Facts, is_op
-from rmsnorm_deploy.recognise.match import Match, Site
+from rmsnorm_deploy.recognise.match import LAYER_NORM, Match, Site
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.residual import with_residual
 from rmsnorm_deploy.recognise.rounding import kept_rounding
@@ -43,7 +43,7 @@ def finish(facts: Facts, site: Site, state: State, cast_x: bool = False) -> Matc
             "the mean is subtracted first: this is a LayerNormalization",
             expected="an x that is not centred",
             found="x - mean(x)",
-            hint="onnxruntime fuses it into LayerNormalization",
+            hint=LAYER_NORM if state.source.axes == (-1,) else "",
             weight=3,
         )
     if 0 in (facts.size(state.x, state.source.axes), *(facts.shape(state.scale) or ())):

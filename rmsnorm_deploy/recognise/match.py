@@ -45,6 +45,10 @@ class Site:
         return f"{self.scope}/{self.node}" if self.scope else self.node
 
 
+LAYER_NORM = "'rmsnorm-deploy convert' may turn it into an RMSNorm; onnxruntime fuses it into LayerNormalization"
+"""The hint of a candidate that is a LayerNorm over the last dimension, spelled out."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Miss:
     """A candidate that stays as it is.
@@ -68,6 +72,11 @@ class Miss:
     found: str = ""
     hint: str = ""
     other: bool = False
+
+    @property
+    def is_layer_norm(self) -> bool:
+        """Whether it is a LayerNorm over the last dimension, spelled out."""
+        return self.hint == LAYER_NORM
 
 
 @dataclasses.dataclass(frozen=True)

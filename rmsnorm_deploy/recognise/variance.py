@@ -15,6 +15,9 @@ from rmsnorm_deploy.recognise.facts import Facts, is_op
 from rmsnorm_deploy.recognise.refusal import Refusal
 from rmsnorm_deploy.recognise.square import square_in_front, squared_by
 
+LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization")
+"""The operators that are a LayerNorm; the last two are onnxruntime's, and so may the first be."""
+
 _MAX_NODES = 16
 """Most nodes between a reduction and what makes it a mean or a variance."""
 _SHAPING = ("Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Identity")

@@ -260,6 +260,19 @@ def test_a_model_without_norms_is_no_error(run, tmp_path):
     assert run("fuse", path, "--dry-run", "--require", "all")[0] == 1
 
 
+def test_a_model_of_layer_norms_leads_to_convert(run, fails, tmp_path):
+    path = tmp_path / "m.onnx"
+    weights = [helper.make_node("Constant", [], ["w"], value_floats=[1.0] * 8)]
+    onnx.save(model([*weights, helper.make_node("LayerNormalization", ["x", "w"], ["y"])]), path)
+    for command in (("explain",), ("fuse", "--dry-run")):
+        assert "there is 1 LayerNorm, which 'rmsnorm-deploy convert' may turn" in run(*command, path)[1]
+    assert json.loads(run("explain", path, "--json")[1])["layer_norms"] == 1
+    err = fails(1, "fuse", path, "-o", tmp_path / "f.onnx", "--require", "all")
+    assert "1 LayerNorm, which 'rmsnorm-deploy convert' may turn" in err
+    assert "'rmsnorm-deploy explain MODEL --all' says" in err  # without --all nothing is listed
+    assert listing(tmp_path) == ["m.onnx"]
+
+
 def test_an_opset_too_old_is_one_clear_line(fails, tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(norm(10), path)

@@ -301,6 +301,31 @@ def test_a_centred_norm_is_left_to_layer_normalization():
     assert not nodes_of(fused)
     assert any("LayerNormalization" in m.reason for m in report.missed)
     assert not report.near_misses
+    said = "no RMSNorm found; there is 1 LayerNorm, which 'rmsnorm-deploy convert' may turn into an RMSNorm"
+    assert (report.layer_norms, report.summary()) == (1, said)
+
+
+def test_layer_norms_are_counted_where_they_are_all_that_there_is():
+    g = Graph()
+    x = g.input("x", F, (2, 3, 8))
+    w = g.weight(np.ones(8), F)
+    h = g.op("LayerNormalization", g.op("LayerNormalization", x, w, axis=-1), w, axis=-1)
+    g.output(h, "y", (2, 3, 8))
+    _, report = rmsnorm_deploy.fuse(g.model())
+    said = "no RMSNorm found; there are 2 LayerNorms, which 'rmsnorm-deploy convert' may turn into RMSNorms"
+    assert (report.to_dict()["layer_norms"], report.summary()) == (2, said)
+    g.output(chain(g, h, w)["y"], "z", (2, 3, 8))
+    _, report = rmsnorm_deploy.fuse(g.model())
+    assert (report.layer_norms, report.summary()) == (2, "fused 1 of 1")
+
+
+def test_a_norm_of_images_is_no_layer_norm_that_convert_could_turn():
+    g = Graph()
+    x = g.input("x", F, (2, 3, 8, 8))
+    centred = x - g.reduce("ReduceMean", x, (2, 3))
+    g.output(centred / g.op("Sqrt", g.reduce("ReduceMean", centred * centred, (2, 3)) + 1e-6), "y", (2, 3, 8, 8))
+    _, report = rmsnorm_deploy.fuse(g.model())
+    assert (report.layer_norms, report.summary()) == (0, "no RMSNorm found")
 
 
 def test_a_rms_divided_by_x_is_refused():

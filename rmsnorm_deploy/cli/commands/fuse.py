@@ -138,9 +138,10 @@ def _check_required(wanted: int | None, report: Any, allowed: dict[str, bool]) -
         return
     asked = "all norms" if wanted == _ALL else f"{wanted} norms"
     first = f"; left is {left[0]}" + (f", and {len(left) - 1} more" if len(left) > 1 else "") if left else ""
+    why = "why the others are left" if report.near_misses else "what every reduction is taken for"
     raise VerificationFailed(
         f"--require asks for {asked}, and {report.summary()}{first}",
-        "'rmsnorm-deploy explain MODEL' says why the others are left"
+        f"'rmsnorm-deploy explain MODEL{' --all' if not report.near_misses else ''}' says {why}"
         + (", and --allow NODE exempts one" if wanted == _ALL and left else "")
         + "; nothing was written.",
     )
