@@ -10,6 +10,9 @@ from pathlib import Path
 import onnx
 import pytest
 
+from rmsnorm_deploy.check.alone import NORM_ELEMENTS
+from rmsnorm_deploy.op import Op
+
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "how-to"
 
@@ -53,3 +56,9 @@ def test_timing(folder):
     assert len(variants) == 4
     for variant in variants:
         assert variant in printed
+    assert f" {NORM_ELEMENTS:,} elements" in (PAGES / "bench.md").read_text()
+
+
+def test_every_operator_that_a_form_writes_is_on_the_page_of_the_forms():
+    text = (PAGES / "runtimes.md").read_text()
+    assert [op.value for op in Op if f"`{op.value}`" not in text] == []
