@@ -7,6 +7,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from onnx.checker import ValidationError
 from onnx.reference import ReferenceEvaluator
 
+from rmsnorm_deploy.check.evaluator import evaluator
 from rmsnorm_deploy.errors import first_line
 from rmsnorm_deploy.model.graphs import walk
 from rmsnorm_deploy.op import DOMAIN, Op, version_of
@@ -154,6 +155,6 @@ def by_definition(model: Runnable, feeds: Feeds, *, limit: int | None = EVALUATO
         return None
     try:
         with np.errstate(all="ignore"):  # rows are meant to overflow, and what comes of it is compared
-            return [np.asarray(v) for v in ReferenceEvaluator(model.loaded()).run(None, dict(feeds))]
+            return [np.asarray(v) for v in evaluator(model.loaded()).run(None, dict(feeds))]
     except Exception:  # it raises whatever NumPy raises
         return None

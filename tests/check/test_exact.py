@@ -1,9 +1,10 @@
 """The copy of a model in float64: nothing in it stays narrower."""
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from rmsnorm_deploy.check.exact import Truth, in_float64
+from rmsnorm_deploy.check.exact import Truth, by_definition, in_float64
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, versions
 from rmsnorm_deploy.op.versions import Version
 from rmsnorm_deploy.run.runnable import Runnable
@@ -44,3 +45,18 @@ def test_a_version_that_is_unknown_has_no_truth():
     truth = Truth(Runnable.in_memory(model(Op.RMS_NORM, 9)))
     assert truth.how == ""
     assert "version 9 of the domain rmsnorm_deploy is unknown" in truth.why_not
+
+
+@pytest.mark.parametrize("scale_type", [F16, TensorProto.FLOAT])
+def test_onnxs_norm_is_evaluated_in_the_type_that_it_states(scale_type):
+    info = helper.make_tensor_value_info
+    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], axis=1, epsilon=0.0)
+    graph = helper.make_graph([node], "g", [info("x", F16, [2, 2, 4]), info("w", scale_type, [2, 4])], [])
+    graph.output.append(info("y", scale_type, [2, 2, 4]))
+    made = Runnable(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), None, None, 0)
+    scale = np.linspace(0.5, 2, 8).reshape(2, 4).astype(helper.tensor_dtype_to_np_dtype(scale_type))
+    # the squares of the first half do not fit into float16, those of the second are subnormal in it
+    x = np.stack([np.full((2, 4), 1000), np.full((2, 4), 2.0**-12)]).astype(np.float16)
+    (got,) = by_definition(made, {"x": x, "w": scale})
+    assert got.dtype == scale.dtype
+    assert np.array_equal(got, np.stack([scale, scale]))

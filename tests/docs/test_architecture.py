@@ -51,8 +51,8 @@ FREE = {"cli", "__init__", "__main__"}
 # behind what it imports and before what imports it. A star stands for every file of a folder, none of which imports
 # another.
 FILES = """
-check: __init__ alone sites ulp outside machine shares result condition exact guess inner timing doctor original
-    site_values measured comparison site_runs clock beginning site_check bench verify demo
+check: __init__ alone sites ulp outside machine shares result condition evaluator guess inner timing doctor exact
+    measured original site_values clock comparison site_runs bench beginning site_check verify demo
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
     decide apply report convert
