@@ -63,7 +63,11 @@ def bench(
         after = Runnable.of(made, before.home) if fused is None else Runnable.of(fused, home)
         clock = Clock(seconds, threads, library_problem(), progress, [])
         if not report.fused and fused is None:
-            clock.notes.append("the model has no norm to fuse: both sides are the same")
+            clock.notes.append(
+                "the norms were fused before: both sides are this file, without the library and with it"
+                if report.already
+                else "the model has no norm to fuse: both sides are the same"
+            )
         _require_one_signature(before, after)
         feeds = fit_inputs(inputs, before.proto) if inputs is not None else make_inputs(before.proto, shapes, seed)
         own = _own_form(model, before, report.fused, clock.notes)

@@ -135,9 +135,13 @@ class VerificationResult:
             return "nothing was compared"
         if self.first_fault is not None:
             return str(self.first_fault)
+        if not worst.output:
+            return worst.reason
         if not worst.passed:
             return f"output '{worst.output}' ({worst.run}, {worst.inputs} inputs): {worst.reason}"
-        return f"{len(self.checks)} comparisons agree; worst error {worst.error:.3g} ULP, allowed {worst.allowed:.3g}"
+        count, error = len(self.sites), f"worst error {worst.error:.3g} ULP, allowed {worst.allowed:.3g}"
+        alone = "as does the one norm alone" if count == 1 else f"as do {count} norms alone"
+        return f"{len(self.checks)} comparisons agree, {alone if count else 'no norm was compared alone'}; {error}"
 
     def require(self) -> None:
         """Raise unless every check passed.

@@ -242,5 +242,11 @@ def _signature_mismatch(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     for kind in ("input", "output"):
         a, b = ([(v.name, element_type(v)) for v in getattr(m.graph, kind)] for m in (before, after))
         if a != b:
-            return f"the models' {kind}s differ: {[n for n, _ in a]} and {[n for n, _ in b]}, or their types do"
+            one, other = ([v for v in mine if v not in its] or mine for mine, its in ((a, b), (b, a)))
+            return f"the models' {kind}s differ: {_listed(one)} in the original, {_listed(other)} in the other"
     return ""
+
+
+def _listed(values: Sequence[tuple[str, int]]) -> str:
+    shown = [f"'{name}' ({onnx.TensorProto.DataType.Name(kind).lower()})" for name, kind in values[:3]]
+    return ", ".join(shown) + (f" and {len(values) - 3} more" if len(values) > 3 else "") or "none"

@@ -152,8 +152,11 @@ def _stdin(stack: contextlib.ExitStack) -> Source:
 
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("'-' reads the model from stdin, which is a terminal", "Pipe a model into it.")
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise ModelError("stdin is empty", "Pipe a model into it: what stands in front of the pipe may have failed.")
     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmsnorm-deploy."))) / "stdin.onnx"
-    path.write_bytes(sys.stdin.buffer.read())
+    path.write_bytes(content)
     try:
         proto = onnx.load(path, load_external_data=False)
     except Exception:  # whoever reads the file says what is wrong with it

@@ -147,7 +147,8 @@ def _content(file: Path) -> bytes:
         raise ModelError(f"{file} is a folder, not a model file", hint)
     if not file.exists():
         what = "a link to nothing" if file.is_symlink() else "not there"
-        raise ModelError(f"the model {file} is {what}", "Check the path.")
+        from_stdin = "Name a file: of the commands, fuse, unfuse and convert read a model from stdin."
+        raise ModelError(f"the model {file} is {what}", from_stdin if str(file) == "-" else "Check the path.")
     if not file.is_file():
         raise ModelError(f"{file} is not a regular file", "Name an .onnx file.")
     size = file.stat().st_size

@@ -86,6 +86,8 @@ def test_a_fused_file_can_be_given(tmp_path):
     result = bench(SAMPLES[0], tmp_path / "f.onnx", seconds=0.02, threads=1)
     assert result.threads == 1
     assert len(result.comparisons) == 2
+    (note,) = (n for n in bench(tmp_path / "f.onnx", seconds=0.02).notes if "both sides" in n)
+    assert note.startswith("the norms were fused before")
 
 
 def test_a_model_without_norms_is_timed_and_said_to_have_none(tmp_path):

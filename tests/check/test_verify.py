@@ -129,6 +129,7 @@ def test_nan_and_infinity_are_compared_explicitly():
     feeds["x"][0, 4, 5] = np.inf
     good = verify(original, fused(original), inputs=feeds)
     assert good.passed, good.summary()
+    assert "comparisons agree, as does the one norm alone; worst error" in good.summary()
     repaired = with_attribute(fused(original), "epsilon", 1e-6)
     bad = verify(original, repaired, inputs=feeds)
     assert not bad.passed
@@ -161,7 +162,8 @@ def test_other_inputs_or_outputs_fail_at_once():
     other.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
     result = verify(original, other)
     assert not result.passed
-    assert "outputs differ" in result.summary()
+    said = "the models' outputs differ: 'y' (float) in the original, 'y' (double) in the other"
+    assert result.summary() == said
 
 
 def test_a_fused_model_that_does_not_load_fails_with_the_reason():

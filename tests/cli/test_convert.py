@@ -1,6 +1,8 @@
 """The command ``convert``."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -33,6 +35,14 @@ def test_a_model_is_converted_verified_and_written(run, model, tmp_path):
     assert (status, out.splitlines()[-1]) == (0, "converted 3 of 3 LayerNorms; fused 3 of 3")
     assert "verified: " in err
     assert layer_norms(onnx.load(tmp_path / "out.onnx")) == 0
+
+
+def test_a_model_goes_to_stdout(model):
+    command = [sys.executable, "-m", "rmsnorm_deploy", "convert", model, "-o", "-"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert layer_norms(onnx.load_from_string(done.stdout)) == 0
+    assert done.stderr.splitlines()[0] == b"converted 3 of 3 LayerNorms; fused 3 of 3"
 
 
 def test_a_result_that_is_less_exact_is_refused(run, model, tmp_path, monkeypatch):

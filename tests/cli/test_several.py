@@ -215,6 +215,10 @@ def test_from_stdin_to_stdout(folder, tmp_path):
     assert b"wrote the model to stdout" in done.stderr
     bad = piped("fuse", "-", "-o", "-", data=b"no model")
     assert (bad.returncode, bad.stdout) == (3, b"")
+    empty = piped("fuse", "-", "-o", "-", data=b"")
+    assert (empty.returncode, empty.stderr.splitlines()[0]) == (3, b"error: stdin is empty")
+    other = piped("explain", "-", data=(folder / "m.onnx").read_bytes())
+    assert (other.returncode, b"fuse, unfuse and convert read a model from stdin" in other.stderr) == (3, True)
     json_too = piped("fuse", "-", "-o", "-", "--json", data=(folder / "m.onnx").read_bytes())
     assert json_too.returncode == 2
     assert json.loads(json_too.stdout)["error"]["exit_code"] == 2

@@ -57,18 +57,22 @@ def command(
         return 0 if result.passed else 1
     table = table_of("output", "run", "inputs", "error", "original's", "allowed", "at", "")
     for check in result.checks:
+        if not check.output:  # nothing ran: the models have other inputs or outputs
+            continue
         own = "-" if check.original_error is None else f"{check.original_error:.3g}"
         numbers = (f"{check.error:.3g}", own, f"{check.allowed:.3g}")
         verdict = "ok" if check.passed else check.reason
         add_row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
-    show(table)
-    show("")
+    if any(check.output for check in result.checks):
+        show(table)
+        show("")
     for site in result.sites:
         show(str(site), style=None if site.passed else "red")
-    show(
-        "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
-        + (result.truth or "-")
-    )
+    if result.truth:
+        show(
+            "errors in ULP: the spacing of the type's numbers at the row's largest value; measured against "
+            + result.truth
+        )
     kernels = "not counted" if result.kernel_nodes is None else str(result.kernel_nodes)
     show(f"fused nodes: {result.fused_nodes}; in the library's kernels: {kernels}")
     for note in [*result.notes, *([f"library not used: {result.library}"] if result.library else [])]:
