@@ -6,6 +6,7 @@ The names of values survive fusing, so a place is known by the values that it co
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -36,7 +37,8 @@ class Site:
     """One norm in both models.
 
     Attributes:
-        name: what people know it by: the module that the scale belongs to, else the output.
+        name: what people know it by: the module that the scale belongs to, the node in reports where norms share a
+            scale, else the output.
         outputs: values that both models compute, by name.
         norm: as the fuser finds it in the original; None where it does not.
         original: the part of the original.
@@ -139,7 +141,10 @@ def find_sites(original: ModelProto, fused: ModelProto, norms: Iterable[FusedNor
         first = next((o for o in outputs if o in by_output), outputs[0] if outputs else "")
         if outputs:
             places.setdefault(first, []).extend([first, *outputs])
-    return [_site(before, after, shared, tuple(dict.fromkeys(found)), by_output) for found in places.values()]
+    sites = [_site(before, after, shared, tuple(dict.fromkeys(found)), by_output) for found in places.values()]
+    # exporters merge equal scales, as those of norms that were never trained: then they name no module
+    named = Counter(s.name for s in sites)
+    return [dataclasses.replace(s, name=s.norm.node) if s.norm and named[s.name] > 1 else s for s in sites]
 
 
 def _site(

@@ -12,6 +12,7 @@ from rmsnorm_deploy.check.site_check import check_sites
 from rmsnorm_deploy.run.inputs import make_inputs
 from rmsnorm_deploy.run.runnable import Runnable
 from tests.support.seeded import FAULTS, Norm
+from tests.support.spellings.graph import F, Graph
 
 pytest.importorskip("onnxruntime", reason="verification runs models in onnxruntime")
 
@@ -45,6 +46,21 @@ def test_a_seeded_fault_is_placed_and_named(sample, fault):
     places = [norm.other.output[0]] * swapped + [norm.y]
     assert [s.output for s in wrong] == places
     assert all(word in s.fault and s.reason for s in wrong), [str(s) for s in wrong]
+
+
+def test_norms_that_share_a_scale_have_the_names_of_the_report():
+    g = Graph()
+    weight = g.weight(np.linspace(0.5, 2, 8, dtype=np.float32), F, "layers.0.norm.weight")
+    x = g.input("x", F, (2, 8))
+    for _ in range(2):
+        x = x / g.op("Sqrt", g.reduce("ReduceMean", x * x, (-1,)) + 1e-5) * weight
+        x = g.op("Sigmoid", x)
+    g.output(x, "y", (2, 8))
+    model = g.model()
+    fused, report = rmsnorm_deploy.fuse(model)
+    sites, _ = check_sites(Runnable.of(model), Runnable.of(fused), make_inputs(model))
+    assert [s.name for s in sites] == [n.node for n in report.fused]
+    assert len({s.name for s in sites}) == 2
 
 
 def with_bias():
