@@ -252,3 +252,13 @@ def test_large_weights_stay_inside_where_there_is_no_space(monkeypatch):
     monkeypatch.setattr(module, "moved_out", full)
     fused, _ = rmsnorm_deploy.fuse(SAMPLES[0])
     assert bench(SAMPLES[0], fused, seconds=0.01).alternating
+
+
+def test_of_many_inputs_the_first_are_named():
+    proto = onnx.load(SAMPLES[0])
+    names = [f"past{i}" for i in range(4)]
+    proto.graph.input.extend(onnx.helper.make_tensor_value_info(name, 1, [1]) for name in names)
+    proto.graph.output.extend(onnx.helper.make_tensor_value_info(f"{name}_out", 1, [1]) for name in names)
+    proto.graph.node.extend(onnx.helper.make_node("Identity", [name], [f"{name}_out"]) for name in names)
+    detail = bench(proto, seconds=0.02, threads=1).comparisons[0].detail
+    assert detail.endswith("past0 float32[1], past1 float32[1] and 2 more")
