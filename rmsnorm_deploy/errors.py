@@ -1,6 +1,8 @@
-"""The errors that a user can meet, each with its exit code and a hint; and what a foreign error says, in one line."""
+"""The errors that a user can meet, each with its exit code and a hint; and what messages say in a line."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class RmsNormDeployError(Exception):
@@ -55,6 +57,11 @@ def install_hint(extra: str) -> str:
 def first_line(error: BaseException | str, most: int = 300) -> str:
     """The first line of what an error says, at most ``most`` characters; its type where it says nothing."""
     return _lines(error)[0].strip()[:most]
+
+
+def first_few(texts: Sequence[str], most: int) -> str:
+    """The first ``most`` of ``texts`` with commas between them, and how many there are beside them."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def last_line(error: BaseException | str, most: int = 300) -> str:

@@ -10,7 +10,7 @@ from rmsnorm_deploy.check.machine import give_back_memory, machine
 from rmsnorm_deploy.check.measured import BenchResult, Comparison
 from rmsnorm_deploy.check.shares import Profile, profile_of, with_names
 from rmsnorm_deploy.check.timing import Ratio, Timing, in_turns, noise_of, one_at_a_time
-from rmsnorm_deploy.errors import MissingEnvironment, first_line
+from rmsnorm_deploy.errors import MissingEnvironment, first_few, first_line
 from rmsnorm_deploy.fusing.report import FusedNorm
 from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.graphs import nodes_of
@@ -208,5 +208,4 @@ def _kernels(model: Runnable, profile: Profile) -> dict[str, float]:
 
 def _shapes(feeds: Feeds) -> str:
     """The first inputs: a decoder has dozens."""
-    shown = [f"{name} {value.dtype}{list(value.shape)}" for name, value in feeds.items()]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    return first_few([f"{name} {value.dtype}{list(value.shape)}" for name, value in feeds.items()], 3)

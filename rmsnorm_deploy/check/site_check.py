@@ -109,7 +109,7 @@ class _Checker:
         own = before.run()
         exact = before.run(exactly=True)
         narrow = {k: s for k, s in keyed.items() if self._is_narrow(s)}
-        stated = Part(self._before, {k: s.original for k, s in narrow.items()}, narrow, rounds).run(stated=True)
+        stated = before.run(narrow, stated=True)
         # both models' places have the same Y
         again = {k: expected[s.outputs[0]].fused for k, s in narrow.items() if s.outputs[0] in expected}
         same = as_stated(self._fresh, again, {k: keyed[k] for k in again}, rounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from onnx import helper
 
@@ -29,10 +29,9 @@ def as_stated(
     onnxruntime's CPU provider leaves out 16-bit roundings that standard operators state, as those of a scale that is
     computed from weights.
     """
-    found = Part(model, sides, sites, rounds).run()
-    types = value_types(model.proto)
-    stating = {k: s for k, s in sides.items() if _rounds_itself(s, types)}
-    said = Part(model, stating, sites, rounds).run(stated=True)
+    whole = Part(model, sides, sites, rounds)
+    found = whole.run()
+    said = whole.run([k for k, s in sides.items() if _rounds_itself(s, whole.types)], stated=True)
     return found | {k: f for k, f in said.items() if not any(isinstance(one, str) for one in [*f, *found[k]])}
 
 
@@ -52,19 +51,22 @@ class Part:
         self, model: Runnable, sides: Mapping[str, Side], sites: Mapping[str, Site], rounds: Mapping[str, list[Feeds]]
     ) -> None:
         self._model, self._sides, self._sites, self._rounds = model, sides, sites, rounds
-        types = value_types(model.proto)
-        self._bfloat16 = {o for s in sites.values() for o in s.outputs if types.get(o) == BFLOAT16.number}
+        self.types = value_types(model.proto)
+        self._bfloat16 = {o for s in sites.values() for o in s.outputs if self.types.get(o) == BFLOAT16.number}
 
-    def run(self, *, exactly: bool = False, stated: bool = False) -> dict[str, list[Outputs | str]]:
-        """The outputs of each site for each of its sets of values, or why there are none."""
+    def run(
+        self, keys: Iterable[str] | None = None, *, exactly: bool = False, stated: bool = False
+    ) -> dict[str, list[Outputs | str]]:
+        """The outputs of each site, or of those of ``keys``, for each of its sets of values, or why there are none."""
         run = functools.partial(self._some, exactly=exactly, stated=stated)
-        if not self._sides:
+        chosen = list(self._sides if keys is None else keys)
+        if not chosen:
             return {}
-        together = run(list(self._sides))
+        together = run(chosen)
         if not isinstance(together, str):
             return together
         found: dict[str, list[Outputs | str]] = {}
-        for key in self._sides:
+        for key in chosen:
             alone = run([key])
             found |= {key: [alone] * len(self._rounds[key])} if isinstance(alone, str) else alone
         return found

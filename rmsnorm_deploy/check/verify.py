@@ -16,7 +16,7 @@ from rmsnorm_deploy.check.condition import condition_of
 from rmsnorm_deploy.check.original import Original, narrowest_type
 from rmsnorm_deploy.check.result import OutputCheck, VerificationResult
 from rmsnorm_deploy.check.site_check import check_sites
-from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_line
+from rmsnorm_deploy.errors import MissingEnvironment, UsageError, first_few, first_line
 from rmsnorm_deploy.fusing.fuse import repaired
 from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.graphs import nodes_of
@@ -248,5 +248,5 @@ def _signature_mismatch(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
 
 
 def _listed(values: Sequence[tuple[str, int]]) -> str:
-    shown = [f"'{name}' ({onnx.TensorProto.DataType.Name(kind).lower()})" for name, kind in values[:3]]
-    return ", ".join(shown) + (f" and {len(values) - 3} more" if len(values) > 3 else "") or "none"
+    shown = [f"'{name}' ({onnx.TensorProto.DataType.Name(kind).lower()})" for name, kind in values]
+    return first_few(shown, 3) or "none"

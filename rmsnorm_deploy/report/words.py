@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.check.measured import BenchResult, Comparison
 from rmsnorm_deploy.check.result import SiteCheck, VerificationResult
+from rmsnorm_deploy.errors import first_few
 from rmsnorm_deploy.fusing.report import FusedNorm, FusionReport
 from rmsnorm_deploy.op import ALL_FEATURES, Op
 from rmsnorm_deploy.op.words import meaning
@@ -48,8 +49,7 @@ def layer_norms(content: Content) -> list[tuple[str, bool, str]]:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(visible(name, 80) for name in names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+    return first_few([visible(name, 80) for name in names], _MOST_NAMES)
 
 
 def attributes(values: dict[str, Any]) -> str:
@@ -130,9 +130,8 @@ def meanings(norms: Iterable[FusedNorm]) -> list[tuple[str, str]]:
 
 def conditions(result: VerificationResult) -> str:
     """On what was verified, and where: inputs, and whether the fused nodes ran in the library's kernels."""
-    shapes = [f"{visible(name, 60)} {list(shape)}" for name, shape in list(result.shapes.items())[:_MOST_INPUTS]]
-    more = f" and {len(result.shapes) - _MOST_INPUTS} more" if len(result.shapes) > _MOST_INPUTS else ""
-    fed = f"inputs {', '.join(shapes)}{more}, seed {result.seed}" if shapes else "no inputs"
+    shapes = [f"{visible(name, 60)} {list(shape)}" for name, shape in result.shapes.items()]
+    fed = f"inputs {first_few(shapes, _MOST_INPUTS)}, seed {result.seed}" if shapes else "no inputs"
     ran = "" if result.kernel_nodes is None else f"; {result.kernel_nodes:,} of them ran in the library's kernels"
     without = f"; library not used: {result.library}" if result.library else ""
     return f"{fed}; {counted(result.fused_nodes, 'fused node')}{ran}{without}"

@@ -76,10 +76,10 @@ tvm/importer: __init__ dtypes large table expand operator quantising sixteen_bit
 tvm/passes: __init__ views lower placing rest rest_cpu tidy dequantise folds seen constants convolutions reductions
     products patches by_cublas pipeline
 tvm/schedules: __init__ norm convolutions products/product cpu gpu products script products/weight products/stored
-    reductions rest rest/names rest/functions arguments convolutions/convolution products/cublas products/cblas
-    protocol rest/elementwise rest/legal values cpu/writer flat gpu/values products/panels cpu/any_size cpu/columns
-    cpu/rows convolutions/reach reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors
-    cpu/streaming convolutions/by_product convolutions/direct convolutions/transposed gpu/columns gpu/kept
+    reductions rest rest/names rest/functions arguments convolutions/convolution protocol rest/elementwise rest/legal
+    values cpu/writer flat gpu/values cpu/any_size cpu/columns cpu/rows convolutions/reach products/cblas
+    products/cublas reductions/centred reductions/folds reductions/softmax gpu/grid gpu/vectors cpu/streaming
+    convolutions/direct convolutions/by_product convolutions/transposed products/panels gpu/columns gpu/kept
     gpu/streamed cpu/choose gpu/choose registry
 tvm/sizes: __init__ dimensions input_shapes kernel broadcasting shape_values folding
 tvm/targets: __init__ machines gpu gpus blas gpus/* registry cublas device resolve

@@ -13,7 +13,7 @@ from rmsnorm_deploy.cli.printing import Told, say, show
 from rmsnorm_deploy.cli.reporting import Report, ReportFile
 from rmsnorm_deploy.cli.sources import Job, jobs_of
 from rmsnorm_deploy.cli.writing import Output, print_changes
-from rmsnorm_deploy.errors import UsageError, VerificationFailed
+from rmsnorm_deploy.errors import UsageError, VerificationFailed, first_few
 from rmsnorm_deploy.fusing.forms import DEFAULT
 
 ORDER = 17
@@ -115,5 +115,4 @@ def _print(report: Any, *, proof: bool) -> None:
 
 
 def _list(names: Any, whole: bool) -> str:
-    shown = names if whole else names[:_FIRST]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
+    return first_few(names, len(names) if whole else _FIRST)

@@ -56,14 +56,13 @@ def command(
         print_json(result.to_dict())
         return 0 if result.passed else 1
     table = table_of("output", "run", "inputs", "error", "original's", "allowed", "at", "")
-    for check in result.checks:
-        if not check.output:  # nothing ran: the models have other inputs or outputs
-            continue
+    compared = [check for check in result.checks if check.output]  # none where the models have other inputs or outputs
+    for check in compared:
         own = "-" if check.original_error is None else f"{check.original_error:.3g}"
         numbers = (f"{check.error:.3g}", own, f"{check.allowed:.3g}")
         verdict = "ok" if check.passed else check.reason
         add_row(table, check.output, check.run, check.inputs, *numbers, str(list(check.index)), verdict)
-    if any(check.output for check in result.checks):
+    if compared:
         show(table)
         show("")
     for site in result.sites:

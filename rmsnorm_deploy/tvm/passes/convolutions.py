@@ -15,7 +15,7 @@ from rmsnorm_deploy.tvm.schedules.convolutions.direct import MOST_CHANNELS, Dire
 from rmsnorm_deploy.tvm.schedules.convolutions.transposed import Transposed
 from rmsnorm_deploy.tvm.schedules.cpu.choose import CpuSchedules
 
-LAYOUTS = {"nn.conv1d": ("NCW", "OIW"), "nn.conv2d": ("NCHW", "OIHW"), "nn.conv3d": ("NCDHW", "OIDHW")}
+_LAYOUTS = {"nn.conv1d": ("NCW", "OIW"), "nn.conv2d": ("NCHW", "OIHW"), "nn.conv3d": ("NCDHW", "OIDHW")}
 """How data and weights of convolutions lie."""
 
 
@@ -41,20 +41,25 @@ def lower_convolutions(target: Any, prefix: str | None) -> Callable[[Any], Any]:
     return lambda module: replaced(module, describe, CpuSchedules.of(target).lanes)
 
 
+def is_convolution(call: Any) -> bool:
+    """Whether ``call`` is a convolution whose data and weights lie as ONNX has them."""
+    name = next((name for name in _LAYOUTS if is_call(call, name)), None)
+    return name is not None and (call.attrs.data_layout, call.attrs.kernel_layout) == _LAYOUTS[name]
+
+
 def convolution(call: Any) -> Convolution | None:
     """A convolution in float32 whose channels and kernel are known; None for everything else."""
-    name = next((name for name in LAYOUTS if is_call(call, name)), None)
-    if name is None or (call.attrs.data_layout, call.attrs.kernel_layout) != LAYOUTS[name]:
+    if not is_convolution(call):
         return None
     return _of(call.args[0], call.args[1], call, call.attrs)
 
 
 def transposed(call: Any) -> Convolution | None:
     """The convolution of which ``call`` is the transpose; None for everything else, and where it is not known."""
-    name = next((name for name in LAYOUTS if is_call(call, f"{name}_transpose")), None)
+    name = next((name for name in _LAYOUTS if is_call(call, f"{name}_transpose")), None)
     if name is None:
         return None
-    data, kernel = LAYOUTS[name]
+    data, kernel = _LAYOUTS[name]
     if (call.attrs.data_layout, call.attrs.kernel_layout) != (data, kernel.replace("OI", "IO")):
         return None
     return _of(call, call.args[1], call.args[0], call.attrs)

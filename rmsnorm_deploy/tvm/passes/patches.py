@@ -7,9 +7,9 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from rmsnorm_deploy.tvm.passes.convolutions import LAYOUTS
-from rmsnorm_deploy.tvm.passes.seen import SIXTEEN_BITS, Seen, dtype_of
-from rmsnorm_deploy.tvm.passes.views import is_call, sizes_of
+from rmsnorm_deploy.tvm.passes.convolutions import is_convolution
+from rmsnorm_deploy.tvm.passes.seen import SIXTEEN_BITS, Seen, dtype_of, rewritten
+from rmsnorm_deploy.tvm.passes.views import sizes_of
 
 MOST_COPIES = 4
 """How often a value is laid out at the most, on average: more memory than that is not worth it."""
@@ -28,11 +28,7 @@ class _Replacing(relax.PyExprMutator):  # type: ignore[misc]
         self.seen = Seen({}, {})
 
     def run(self) -> Any:
-        for name, function in self.module.functions_items():
-            if isinstance(function, relax.Function):
-                self.seen = Seen.of(function)
-                self.builder_.update_func(name, self.visit_expr(function))
-        return self.builder_.get()
+        return rewritten(self)
 
     def visit_call_(self, call: Any) -> Any:
         weight = _weight(call)
@@ -62,8 +58,7 @@ class _Replacing(relax.PyExprMutator):  # type: ignore[misc]
 
 def _weight(call: Any) -> list[int] | None:
     """The sizes of the weight of a convolution that is to be a product; None for everything else."""
-    name = next((name for name in LAYOUTS if is_call(call, name)), None)
-    if name is None or (call.attrs.data_layout, call.attrs.kernel_layout) != LAYOUTS[name]:
+    if not is_convolution(call):
         return None
     x, w = (sizes_of(v) for v in call.args)
     if x is None or w is None or sizes_of(call) is None or not all(isinstance(n, tirx.IntImm) for n in w):

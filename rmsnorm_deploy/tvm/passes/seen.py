@@ -107,6 +107,15 @@ def dtype_of(value: Any) -> str:
     return str(value.ty.dtype.dtype) if isinstance(value.ty, relax.TensorType) else ""
 
 
+def rewritten(mutator: Any) -> Any:
+    """The module of ``mutator`` after its visit of each function, of which it has the :class:`Seen` as ``seen``."""
+    for name, function in mutator.module.functions_items():
+        if isinstance(function, relax.Function):
+            mutator.seen = Seen.of(function)
+            mutator.builder_.update_func(name, mutator.visit_expr(function))
+    return mutator.builder_.get()
+
+
 Describe = Callable[[Any, Seen], "tuple[Spec, list[Any]] | None"]
 """The kernel for a call, and its operands; None where it has none."""
 
@@ -127,11 +136,7 @@ class _Replacing(relax.PyExprMutator):  # type: ignore[misc]
         self.made: dict[Spec, Any] = {}
 
     def run(self) -> Any:
-        for name, function in self.module.functions_items():
-            if isinstance(function, relax.Function):
-                self.seen = Seen.of(function)
-                self.builder_.update_func(name, self.visit_expr(function))
-        return self.builder_.get()
+        return rewritten(self)
 
     def visit_call_(self, call: Any) -> Any:
         found = self.describe(call, self.seen) if isinstance(call.op, tvm.ir.Op) and self.seen else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rmsnorm_deploy.tvm.schedules.flat import int64
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size, times
 from rmsnorm_deploy.tvm.schedules.script import kernel_of
 
@@ -44,7 +45,7 @@ class Kernel:
             *(f"    {s} = T.int64()" for s in symbols),
         ]
         for name, operand in arguments:
-            shape = ", ".join(_int64(s) for s in operand.shape)
+            shape = ", ".join(int64(s) for s in operand.shape)
             lines.append(f'    {name} = T.match_buffer(p{name}, ({shape},), "{p.dtype}")')
         return "\n".join([*lines, *("    " + line for line in self.body())]) + "\n"
 
@@ -52,10 +53,10 @@ class Kernel:
         """All tiles of all matrices."""
         tasks = times([*self.product.batch, self.tiles_m, self.tiles_n])
         work = times([*self.product.batch, self.m, self.n, self.k])
-        serial = [f"for task in range({_int64(tasks)}):", *_indented(self.task())]
+        serial = [f"for task in range({int64(tasks)}):", *_indented(self.task())]
         if tasks == 1 or (isinstance(work, int) and work < SERIAL_BELOW):
             return serial
-        parallel = [f"for task in T.parallel({_int64(tasks)}):", *_indented(self.task())]
+        parallel = [f"for task in T.parallel({int64(tasks)}):", *_indented(self.task())]
         known = math.prod(s for s in (*self.product.batch, self.m, self.n, self.k) if isinstance(s, int))
         if isinstance(work, int) or known >= SERIAL_BELOW:
             return parallel
@@ -143,12 +144,12 @@ class Kernel:
 
     def rows(self) -> Size:
         """How many rows a task's tile has."""
-        return self.m if self.tiles_m == 1 else f"T.min(T.int64({self.tile_m}), {_int64(self.m)} - {self.first_row()})"
+        return self.m if self.tiles_m == 1 else f"T.min(T.int64({self.tile_m}), {int64(self.m)} - {self.first_row()})"
 
     def columns(self) -> Size:
         """How many columns a task's tile has."""
         return (
-            self.n if self.tiles_n == 1 else f"T.min(T.int64({self.tile_n}), {_int64(self.n)} - {self.first_column()})"
+            self.n if self.tiles_n == 1 else f"T.min(T.int64({self.tile_n}), {int64(self.n)} - {self.first_column()})"
         )
 
     def at(self, name: str, operand: Operand, row: str = "T.int64(0)", column: str = "T.int64(0)") -> str:
@@ -200,10 +201,6 @@ def _leading(operand: Operand) -> str:
 
 def _int32(size: Size) -> str:
     return str(size) if isinstance(size, int) else f'T.cast({size}, "int32")'
-
-
-def _int64(size: Size) -> str:
-    return f"T.int64({size})" if isinstance(size, int) else f"({size})"
 
 
 def _divisor(size: Size) -> str:

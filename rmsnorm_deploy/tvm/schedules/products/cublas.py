@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
+from rmsnorm_deploy.tvm.schedules.flat import int64
 from rmsnorm_deploy.tvm.schedules.products.product import Product, Size, times
 
 ATTRIBUTE = "rmsnorm_deploy.function"
@@ -68,12 +69,12 @@ class CublasProduct:
             *(f"    {s} = T.int64()" for s in symbols),
         ]
         for name, operand, dtype in arguments:
-            shape = ", ".join(map(_int64, operand.shape))
+            shape = ", ".join(map(int64, operand.shape))
             lines.append(f'    {name} = T.match_buffer(p{name}, ({shape},), "{dtype}")')
         given: list[str] = ["A", "B", "C", *(str(int(o.transposed)) for o in (p.a, p.b))]
-        given += map(_int64, (p.m, p.n, p.k, p.a.leading, p.b.leading, p.c.leading))
+        given += map(int64, (p.m, p.n, p.k, p.a.leading, p.b.leading, p.c.leading))
         for dim in _batch(p) or []:
-            given += map(_int64, dim)
+            given += map(int64, dim)
         # checked, unlike call_extern: it can fail, and says why
         lines.append(f'    T.evaluate(T.call_cpacked("{self.function}", {", ".join(given)}))')
         return "\n".join(lines) + "\n"
@@ -106,7 +107,3 @@ def _batch(product: Product) -> list[tuple[Size, Size, Size, Size]] | None:
 def _three(values: list[Size]) -> tuple[Size, Size, Size]:
     a, b, c = values
     return a, b, c
-
-
-def _int64(size: Size) -> str:
-    return f"T.int64({size})" if isinstance(size, int) else f"({size})"

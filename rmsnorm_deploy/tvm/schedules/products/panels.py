@@ -16,6 +16,7 @@ import dataclasses
 import math
 from typing import Any
 
+from rmsnorm_deploy.tvm.schedules.flat import int64
 from rmsnorm_deploy.tvm.schedules.products.cblas import AS_IT_IS, ROW_MAJOR, SERIAL_BELOW
 from rmsnorm_deploy.tvm.schedules.products.product import Size, times
 from rmsnorm_deploy.tvm.schedules.products.weight import PANEL, Weight
@@ -88,7 +89,7 @@ class Kernel:
         for name, dtype, shape in shapes:
             viewed = "_" if name in "AC" else ""
             lines.append(f'    {name}{viewed} = T.match_buffer(p{name}, ({_sizes(shape)},), "{dtype}")')
-        m = _int64(self.m)
+        m = int64(self.m)
         lines.append(f'    A = T.decl_buffer(({m}, {w.terms}), "float32", data=A_.data)')
         lines.append(f'    C = T.decl_buffer(({m}, {w.columns}), "{p.dtype}", data=C_.data)')
         return "\n".join([*lines, *indented(self.body())]) + "\n"
@@ -106,8 +107,8 @@ class Kernel:
         """Over the panels, side by side where that pays."""
         work = self.w.terms * self.w.columns * (m if isinstance(m, int) else 2)
         if self.w.panels == 1 or work < SERIAL_BELOW:
-            return [f"for task in range({_int64(self.w.panels)}):", *indented(task)]
-        return [f"for task in T.parallel({_int64(self.w.panels)}):", *indented(task)]
+            return [f"for task in range({int64(self.w.panels)}):", *indented(task)]
+        return [f"for task in T.parallel({int64(self.w.panels)}):", *indented(task)]
 
     def block(self, scratch: list[tuple[str, int, str]], lines: list[str]) -> list[str]:
         """``lines`` with scratch of their own."""
@@ -277,20 +278,16 @@ def _wide(value: str, dtype: str) -> str:
 def _divided(m: Size, most: int) -> tuple[str, str, str]:
     """How many times so many rows there are, the first of them, and how many."""
     if not most:
-        return "1", "r", _int64(m)
+        return "1", "r", int64(m)
     if isinstance(m, int):
         count = -(-m // most)
         return str(count), f"r * {most}", f"T.min({most}, {m} - r * {most})" if m % most else str(most)
     return f"({m} + {most - 1}) // {most}", f"r * {most}", f"T.min({most}, {m} - r * {most})"
 
 
-def _int64(size: Size) -> str:
-    return f"T.int64({size})" if isinstance(size, int) else f"({size})"
-
-
 def _sizes(shape: tuple[Size, ...]) -> str:
-    return ", ".join(map(_int64, shape))
+    return ", ".join(map(int64, shape))
 
 
 def _everything(shape: tuple[Size, ...]) -> str:
-    return ", ".join(f"0:{_int64(d)}" for d in shape)
+    return ", ".join(f"0:{int64(d)}" for d in shape)
