@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rmsnorm_deploy.tvm.schedules.flat import int64
+from rmsnorm_deploy.tvm.schedules.flat import at_least_1, int64
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size, times
 from rmsnorm_deploy.tvm.schedules.script import kernel_of
 
@@ -135,12 +135,12 @@ class Kernel:
         return (
             "T.int64(0)"
             if self.tiles_m == 1
-            else f"(task // {_divisor(self.tiles_n)} % {_divisor(self.tiles_m)} * {self.tile_m})"
+            else f"(task // {at_least_1(self.tiles_n)} % {at_least_1(self.tiles_m)} * {self.tile_m})"
         )
 
     def first_column(self) -> str:
         """The first column of a task's tile."""
-        return "T.int64(0)" if self.tiles_n == 1 else f"(task % {_divisor(self.tiles_n)} * {self.tile_n})"
+        return "T.int64(0)" if self.tiles_n == 1 else f"(task % {at_least_1(self.tiles_n)} * {self.tile_n})"
 
     def rows(self) -> Size:
         """How many rows a task's tile has."""
@@ -159,16 +159,16 @@ class Kernel:
         for i, (size, place) in reversed(list(enumerate(zip(self.product.batch, operand.batch, strict=True)))):
             if place is not None:
                 axis, shared = place
-                position = f"task // {_divisor(times(inner))}"
-                position += f" % {_divisor(size)}" if i else ""
+                position = f"task // {at_least_1(times(inner))}"
+                position += f" % {at_least_1(size)}" if i else ""
                 position = position if size != 1 else "T.int64(0)"
                 index[axis] = f"({position}) // T.int64({shared})" if shared != 1 else position
             inner.insert(0, size)
         for axes, first in ((operand.rows, row), (operand.columns, column)):
             rest = first
             for axis in reversed(axes[1:]):
-                index[axis] = f"({rest}) % {_divisor(operand.shape[axis])}"
-                rest = f"({rest}) // {_divisor(operand.shape[axis])}"
+                index[axis] = f"({rest}) % {at_least_1(operand.shape[axis])}"
+                rest = f"({rest}) // {at_least_1(operand.shape[axis])}"
             if axes:
                 index[axes[0]] = rest
         return f"T.address_of({name}[{', '.join(index)}])"
@@ -201,11 +201,6 @@ def _leading(operand: Operand) -> str:
 
 def _int32(size: Size) -> str:
     return str(size) if isinstance(size, int) else f'T.cast({size}, "int32")'
-
-
-def _divisor(size: Size) -> str:
-    """A tensor without values has no tasks, but TVM looks for divisions by 0 all the same."""
-    return f"T.int64({max(1, size)})" if isinstance(size, int) else f"T.max({size}, T.int64(1))"
 
 
 def _indented(lines: list[str]) -> list[str]:
