@@ -8,7 +8,8 @@
 #include "table.h"
 
 #if !defined(INLINE)
-#define INLINE static inline __attribute__((always_inline))
+#define ALWAYS_INLINE inline __attribute__((always_inline))  // of members
+#define INLINE static ALWAYS_INLINE
 #endif
 
 namespace rmsnorm_deploy {

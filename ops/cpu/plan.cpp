@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../contract/check.h"
 #include "cache.h"
@@ -10,11 +11,15 @@
 namespace rmsnorm_deploy {
 namespace {
 
+bool all_moderate(const float* values, std::int64_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::fabs(value) <= kMostModerate; });
+}
+
 bool sixteen_bit(std::int32_t type) { return type == RMS_NORM_FLOAT16 || type == RMS_NORM_BFLOAT16; }
 
 }  // namespace
 
-int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept {
+int Plan::prepare(const rms_norm_params& params, bool already_rounded, bool moderate) noexcept {
   kernels_ = kernels();
   const std::int64_t far_away = far_bytes();
   if (!kernels_ || far_away < 0) {
@@ -49,7 +54,7 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   mode_ = (params.residual ? kResidual : 0) | (params.bias ? kBias : 0);
   rounding_ = sixteen_bit(params.round_type) ? kRoundTwice : kRoundOnce;
   outputs_ = has_outputs(params);
-  if (outputs_) prepare_outputs(sizes);
+  if (outputs_) prepare_outputs(sizes, moderate);
   if (float64_) {
     units_ = outer_ * inner_;
     unit_values_ = size_;
@@ -67,13 +72,18 @@ int Plan::prepare(const rms_norm_params& params, bool already_rounded) noexcept 
   return RMS_NORM_OK;
 }
 
-void Plan::prepare_outputs(const Sizes& sizes) noexcept {
+void Plan::prepare_outputs(const Sizes& sizes, bool moderate) noexcept {
   rows_ = rows_of(*params_, sizes);
-  const bool more = params_->y_type || params_->quantised_type || params_->least || params_->most;
+  const rms_norm_params& p = *params_;
+  const bool more = p.y_type || p.quantised_type || p.least || p.most;
   // What only seems to lie apart has the kernels of rows that do not.
-  outputs_ = more || rows_.run != outer_ || std::any_of(rows_.step, rows_.step + kRowTensors, [&](std::int64_t step) {
-               return step != size_ && outer_ > 1;
-             });
+  apart_ = rows_.run != outer_ || std::any_of(rows_.step, rows_.step + kRowTensors,
+                                              [&](std::int64_t step) { return step != size_ && outer_ > 1; });
+  outputs_ = more || apart_;
+  const bool to_bytes = p.quantised_type == RMS_NORM_INT8 || p.quantised_type == RMS_NORM_UINT8;
+  const bool of_floats = p.x_type == RMS_NORM_FLOAT32 && type_of_y(p) == RMS_NORM_FLOAT32 && !float64_;
+  bytes_ = to_bytes && of_floats && !p.bias && !p.least && !p.most && !p.quantised_by_row && measured_ == size_ &&
+           (moderate || (same_weights_ == outer_ && all_moderate(static_cast<const float*>(scale_.data), size_)));
 }
 
 // Whether an output can be written past the caches: every row is in lines of its own, which nothing has just read.

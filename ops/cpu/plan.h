@@ -15,10 +15,11 @@ namespace rmsnorm_deploy {
 class Plan {
  public:
   // Check `params` and prepare to run it. `already_rounded`: scale and bias hold values of round_type, so that rounding
-  // them again would change nothing. Returns a code of the contract; the plan is usable on RMS_NORM_OK only.
+  // them again would change nothing. `moderate`: no scale is beyond kMostModerate, so that none is looked at. Returns a
+  // code of the contract; the plan is usable on RMS_NORM_OK only.
   //
   // Throws nothing. `params` and the tensors must outlive the plan.
-  int prepare(const rms_norm_params& params, bool already_rounded) noexcept;
+  int prepare(const rms_norm_params& params, bool already_rounded, bool moderate = false) noexcept;
 
   // Number of units of work; they can run in any order and at the same time.
   std::int64_t units() const noexcept { return units_; }
@@ -28,15 +29,23 @@ class Plan {
 
   void run(std::int64_t begin, std::int64_t end) const noexcept;
 
+  // The same in three steps, for a scale and a zero point of `quantised` that follow from the range of y. The first
+  // computes `sum`, and what is kept of each row from `begin` on. The second, of all rows, widens `least` and `most` to
+  // the ends of y; zero counts as a value. The third reads what quantised_scale and zero_point hold by then, and does
+  // the rest. Only where has_ranges().
+  bool has_ranges() const noexcept { return bytes_ && !apart_; }
+  void run_ranges(std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept;
+  void widen_range(const RowFactor* factors, float* least, float* most) const noexcept;
+  void run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* factors) const noexcept;
+
  private:
   bool whole_lines(const void* output) const noexcept;
   template <typename Args>
   Args args_at(std::int64_t skip) const noexcept;
   void run_rows(std::int64_t begin, std::int64_t end) const noexcept;
-  void prepare_outputs(const Sizes& sizes) noexcept;
+  void prepare_outputs(const Sizes& sizes, bool moderate) noexcept;
   template <typename Pointer>
   Pointer row_of(RowTensor tensor, Pointer base, std::int64_t row) const noexcept;
-  void run_outputs(std::int64_t begin, std::int64_t end) const noexcept;
   void run_columns(std::int64_t begin, std::int64_t end) const noexcept;
   void run_float64(std::int64_t begin, std::int64_t end) const noexcept;
 
@@ -54,6 +63,8 @@ class Plan {
   std::int64_t unit_bytes_ = 0;
   bool outputs_ = false;  // rows lie apart, or their results do not just go into y of x's type
   Rows rows_;             // where they lie; set where outputs_
+  bool apart_ = false;    // they do lie apart
+  bool bytes_ = false;    // float32 becomes 8 bits before it is stored
   bool far_ = false;      // outputs are written past the caches
   int element_ = 0;
   int mode_ = 0;

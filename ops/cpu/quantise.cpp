@@ -3,8 +3,8 @@
 #include "../contract/check.h"
 #include "address.h"
 #include "convert.h"
-#include "dispatch.h"
 #include "scalar.h"
+#include "table.h"
 
 namespace rmsnorm_deploy {
 namespace {
@@ -38,18 +38,6 @@ void quantised_values(const rms_norm_params& p, std::int64_t first, std::int64_t
       zero_points[i] = *at<std::uint8_t>(p.zero_point, first + i);
     }
   }
-}
-
-void quantise(const void* from, std::int32_t type, std::int64_t count, float scale, std::int32_t zero_point,
-              std::int32_t quotient_type, std::int32_t quantised_type, void* to) noexcept {
-  if (const KernelTable* table = kernels()) {
-    const bool narrow = quotient_type != RMS_NORM_FLOAT32;
-    table->quantise[element_index(type)][quantised_index(quantised_type)][narrow](from, to, count, scale, zero_point);
-  }
-}
-
-void extremes(const float* values, std::int64_t count, float* least, float* most) noexcept {
-  if (const KernelTable* table = kernels()) table->extremes[kFloat32](values, count, least, most);
 }
 
 }  // namespace rmsnorm_deploy

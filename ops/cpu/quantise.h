@@ -15,14 +15,6 @@ int quantised_index(std::int32_t type) noexcept;
 void quantised_values(const rms_norm_params& params, std::int64_t first, std::int64_t count, float* scales,
                       std::int32_t* zero_points) noexcept;
 
-// `count` values of `type` (float32, float16 or bfloat16) in `quantised_type`, as the contract's formula for q says.
-// `quotient_type` is float32 or `type`.
-void quantise(const void* from, std::int32_t type, std::int64_t count, float scale, std::int32_t zero_point,
-              std::int32_t quotient_type, std::int32_t quantised_type, void* to) noexcept;
-
-// The least and the greatest of `count` values, and of what the two hold before; NaNs are left out.
-void extremes(const float* values, std::int64_t count, float* least, float* most) noexcept;
-
 }  // namespace rmsnorm_deploy
 
 #endif  // RMSNORM_DEPLOY_CPU_QUANTISE_H_

@@ -1,5 +1,6 @@
 // A plan at work: its units handed to the kernel.
 #include <algorithm>
+#include <type_traits>
 
 #include "../contract/check.h"
 #include "address.h"
@@ -14,7 +15,7 @@ void Plan::run(std::int64_t begin, std::int64_t end) const noexcept {
   if (float64_) {
     run_float64(begin, end);
   } else if (outputs_) {
-    run_outputs(begin, end);
+    run_outputs(begin, end, nullptr);
   } else if (inner_ == 1) {
     run_rows(begin, end);
   } else {
@@ -28,7 +29,7 @@ Args Plan::args_at(std::int64_t skip) const noexcept {
   Args a = {};
   a.x = advance(params_->x, skip);
   a.residual = advance(params_->residual, skip);
-  a.y = advance(params_->y, skip);
+  if constexpr (!std::is_same_v<Args, RangesArgs>) a.y = advance(params_->y, skip);
   a.sum = advance(params_->sum, skip);
   a.size = size_;
   a.measured = measured_;
@@ -60,7 +61,7 @@ Pointer Plan::row_of(RowTensor tensor, Pointer base, std::int64_t row) const noe
   return advance(base, offset_of_row(*params_, size_, tensor, row) * bytes);
 }
 
-void Plan::run_outputs(std::int64_t begin, std::int64_t end) const noexcept {
+void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* factors) const noexcept {
   const rms_norm_params& p = *params_;
   const std::int32_t y_type = type_of_y(p);
   const int y_element = element_index(y_type);
@@ -78,7 +79,8 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end) const noexcept {
       a.widen = kernels_->weights[element_][kFloat32];
     }
   }
-  const OutputsKernel kernel = kernels_->outputs[element_][mode_][result];
+  const int quantised = p.quantised_type ? quantised_index(p.quantised_type) : 0;
+  const OutputsKernel kernel = bytes_ ? kernels_->bytes[mode_][quantised] : kernels_->outputs[element_][mode_][result];
   a.size = size_;
   a.measured = measured_;
   a.attributes = attributes_;
@@ -90,7 +92,7 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end) const noexcept {
   if (p.least || p.most) a.extremes = kernels_->extremes[finished];
   if (p.quantised_type) {
     const bool narrow = p.quotient_type && p.quotient_type != RMS_NORM_FLOAT32;
-    a.quantise = kernels_->quantise[finished][quantised_index(p.quantised_type)][narrow];
+    a.quantise = kernels_->quantise[finished][quantised][narrow];
     a.quantised_step = rows_.step[kRowsOfQuantised];
     a.by_row = p.quantised_by_row;
   }
@@ -117,9 +119,42 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end) const noexcept {
     a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(p, begin)) : nullptr;
     a.least = p.least ? p.least + begin : nullptr;
     a.most = p.most ? p.most + begin : nullptr;
+    a.factors = factors;
     a.rows = rows;
     kernel(a);
     begin += rows;
+    if (factors) factors += rows;
+  }
+}
+
+void Plan::run_ranges(std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept {
+  while (begin < end) {
+    const std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
+    auto a = args_at<RangesArgs>(begin * unit_bytes_);
+    a.scale = at<float>(scale_.data, scale_.offset(*params_, begin));
+    a.rows = rows;
+    a.factors = factors;
+    a.alone = units_ == 1;
+    kernels_->ranges[mode_](a);
+    factors += rows;
+    begin += rows;
+  }
+}
+
+void Plan::widen_range(const RowFactor* factors, float* least, float* most) const noexcept {
+  float down = 0;
+  float up = 0;
+  for (std::int64_t row = 0; row < units_; ++row) {
+    down = std::min(down, factors[row].least + factors[row].margin);
+    up = std::max(up, factors[row].most - factors[row].margin);
+  }
+  const auto* const rows = static_cast<const float*>(params_->sum ? params_->sum : params_->x);
+  for (std::int64_t row = 0; row < units_; ++row) {
+    const RowFactor& factor = factors[row];
+    if (factor.least - factor.margin <= down || factor.most + factor.margin >= up) {
+      const auto* const scale = at<float>(scale_.data, scale_.offset(*params_, row));
+      kernels_->ends(rows + row * size_, scale, factor, size_, least, most);
+    }
   }
 }
 

@@ -84,6 +84,17 @@ using ExtremesKernel = void (*)(const void* from, std::int64_t count, float* lea
 // QuantizeLinear of `count` values.
 using QuantiseKernel = void (*)(const void* from, void* to, std::int64_t count, float scale, std::int32_t zero_point);
 
+// What the values of a row are multiplied by, in two parts, or divided by. And the ends of the range of its y and zero,
+// each at most `margin` off; the margin is infinite where they are not known.
+struct RowFactor {
+  float high;
+  float low;
+  bool divides;
+  float least;
+  float most;
+  float margin;
+};
+
 // Rows that lie apart, or results that go elsewhere than into y of x's type. The result of a row is what the kernel
 // computes, as its index Result says. Steps are from a row to the next, in elements of the tensor.
 struct OutputsArgs {
@@ -116,7 +127,29 @@ struct OutputsArgs {
   const float* quantised_scale;  // one a row where by_row, else one; as floats and whole numbers
   const std::int32_t* zero_point;
   bool by_row;
+  const RowFactor* factors;  // one a row, or null: they are computed, and so is the sum. `bytes` only
 };
+
+// The greatest magnitude of a scale that the kernels of bytes.h are given.
+constexpr float kMostModerate = 0x1p32f;
+
+// Rows of float32, one behind the other, whose range is to be known before they are written anywhere.
+struct RangesArgs {
+  const void* x;
+  const void* residual;  // or null, by the mode
+  void* sum;
+  const float* scale;
+  std::int64_t rows;
+  std::int64_t size;
+  std::int64_t measured;
+  Attributes attributes;
+  RowFactor* factors;  // written: one a row
+  bool alone;          // there is no other row, so that its ends are not worth an estimate
+};
+
+// The ends of the range of y of one row, and of what both are before. NaNs are left out.
+using EndsKernel = void (*)(const float* x, const float* scale, const RowFactor& factor, std::int64_t size,
+                            float* least, float* most);
 
 // Where a gate comes in: the numbers of the contract.
 enum GatePlace { kGatedFirst = 0, kGatedNormalised = 1, kGatedLast = 2 };
@@ -137,6 +170,7 @@ struct GatedArgs {
 using RowsKernel = void (*)(const RowsArgs&);
 using ColumnsKernel = void (*)(const ColumnsArgs&);
 using OutputsKernel = void (*)(const OutputsArgs&);
+using RangesKernel = void (*)(const RangesArgs&);
 using GatedKernel = void (*)(const GatedArgs&);
 
 struct KernelTable {
@@ -150,6 +184,9 @@ struct KernelTable {
   ExtremesKernel extremes[kElementCount];
   QuantiseKernel quantise[kElementCount][kQuantisedCount][2];  // second: the quotient is rounded to the element type
   GatedKernel gated[kElementCount][2][kRoundingCount];         // second: the gate is float32, not of the element type
+  OutputsKernel bytes[2][2];                                   // kPlain and kResidual, kInt8 and kUint8; see bytes.h
+  RangesKernel ranges[2];
+  EndsKernel ends;
 };
 
 // Columns that a kernel handles together; work is best divided at multiples of it.

@@ -1,6 +1,7 @@
 #include "tensors.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "../contract/check.h"
 #include "../cpu/convert.h"
@@ -97,14 +98,31 @@ void* output_at(const Node& node, KernelContext* context, std::size_t index, con
   return value ? data_of(node, value) : nullptr;
 }
 
+namespace {
+
+// Null where the input is no constant.
+const Value* constant_at(const Node& node, const KernelInfo* info, std::size_t index) {
+  int is_constant = 0;
+  const Value* value = nullptr;
+  check(ort::call<ort::KernelInfoGetConstantInput_tensor>(node.api, info, index, &is_constant, &value));
+  return is_constant ? value : nullptr;
+}
+
+}  // namespace
+
+bool constant_value(const Node& node, const KernelInfo* info, std::size_t index, std::size_t bytes, void* to) {
+  const Value* const value = constant_at(node, info, index);
+  if (!value || shape_of(node, value).count() != 1) return false;
+  std::memcpy(to, data_of(node, value), bytes);
+  return true;
+}
+
 Constant constant_input(const Node& node, const KernelInfo* info, std::size_t index, std::int32_t from,
                         std::int32_t round_type, std::int32_t to) {
   constexpr std::int64_t kMostCopied = 1 << 16;  // a larger one is copied only where it has to be converted anyway
   Constant constant;
-  int is_constant = 0;
-  const Value* value = nullptr;
-  check(ort::call<ort::KernelInfoGetConstantInput_tensor>(node.api, info, index, &is_constant, &value));
-  if (!is_constant || !value) return constant;
+  const Value* const value = constant_at(node, info, index);
+  if (!value) return constant;
   const bool as_it_is = from == to && (round_type == to || round_type == RMS_NORM_FLOAT64);
   constant.shape = shape_of(node, value);
   const std::int64_t count = constant.shape.count();

@@ -63,6 +63,9 @@ struct Constant {
 Constant constant_input(const Node& node, const ort::KernelInfo* info, std::size_t index, std::int32_t from,
                         std::int32_t round_type, std::int32_t to);
 
+// Whether the input with an index is a constant of one value, of so many bytes, which goes to `to`.
+bool constant_value(const Node& node, const ort::KernelInfo* info, std::size_t index, std::size_t bytes, void* to);
+
 // Strides, in elements, with which `shape` is read along the dimensions of x: 0 where it is broadcast. False where it
 // does not broadcast into x, or would enlarge it.
 bool broadcast(const Shape& shape, const Shape& x, std::int64_t* strides);

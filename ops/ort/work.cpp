@@ -26,7 +26,8 @@ void run_block(void* data, std::size_t index) {
 }
 
 struct PlanWork final : Work {
-  Plan plan;
+  const Plan& plan;
+  explicit PlanWork(const Plan& plan) : plan(plan) {}
   void run(std::int64_t begin, std::int64_t end) const noexcept override { plan.run(begin, end); }
 };
 
@@ -52,14 +53,23 @@ void run_parallel(const Node& node, ort::KernelContext* context, const Work& wor
                                                   &divided));
 }
 
-void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,
-              bool already_rounded) {
-  PlanWork work;
-  if (const int code = work.plan.prepare(params, already_rounded)) {
+void prepare_norm(const Node& node, Plan& plan, const rms_norm_params& params, const Shape& x, bool already_rounded,
+                  bool moderate) {
+  if (const int code = plan.prepare(params, already_rounded, moderate)) {
     throw Error(ort::kInvalidArgument,
                 node.owner + ": " + rmsnorm_deploy_error_text(code) + " (X has shape " + x.text() + ")");
   }
-  run_parallel(node, context, work, work.plan.units(), work.plan.unit_work());
+}
+
+void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan) {
+  run_parallel(node, context, PlanWork(plan), plan.units(), plan.unit_work());
+}
+
+void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,
+              bool already_rounded) {
+  Plan plan;
+  prepare_norm(node, plan, params, x, already_rounded);
+  run_plan(node, context, plan);
 }
 
 }  // namespace rmsnorm_deploy

@@ -9,6 +9,8 @@
 
 namespace rmsnorm_deploy {
 
+class Plan;
+
 // Ranges of units of work that can run at the same time.
 struct Work {
   virtual ~Work() = default;
@@ -20,7 +22,13 @@ struct Work {
 void run_parallel(const Node& node, ort::KernelContext* context, const Work& work, std::int64_t units,
                   std::int64_t unit_work);
 
-// Prepare `params` and run it. `already_rounded` as in Plan.
+// Prepare `params`, or say what is wrong with them. `already_rounded` and `moderate` as in Plan.
+void prepare_norm(const Node& node, Plan& plan, const rms_norm_params& params, const Shape& x, bool already_rounded,
+                  bool moderate = false);
+
+void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan);
+
+// Prepare `params` and run it.
 void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,
               bool already_rounded);
 

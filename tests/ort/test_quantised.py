@@ -78,6 +78,23 @@ def test_ties_and_their_neighbours(scale, quantised):
     np.testing.assert_array_equal(q, quantize_linear(y, np.float32(scale), np.array(3, q.dtype)))
 
 
+@pytest.mark.parametrize("size", [5, 16, 64, 200, 1030])
+@pytest.mark.parametrize("residual", [False, True])
+def test_ranges_of_rows_that_differ_widely(size, residual):
+    """Which row has the ends of the range is estimated first: rows of any magnitude, equal ones, and signed weights."""
+    rng = np.random.default_rng(size)
+    for trial, rows in enumerate((1, 2, 3, 16, 17, 40, 130)):
+        for spread in (0, 2, 30, 90):
+            weight = rng.standard_normal(size) * 2.0 ** rng.integers(-spread // 3, spread // 3 + 1, size)
+            epsilon = (1e-12, 1e-6, 1e-30)[(trial + spread) % 3]
+            model = pair((rows, size), DYNAMIC, residual=residual, weight=weight.astype(np.float32), epsilon=epsilon)
+            x = rng.standard_normal((rows, size)) * 2.0 ** rng.integers(-spread, spread + 1, (rows, 1))
+            x[rng.integers(0, rows)] = 0
+            x[-1] = x[0]
+            feeds = {"x": x.astype(np.float32)} | ({"r": np.zeros(x.shape, np.float32)} if residual else {})
+            same(model, feeds, 1 + trial % 2)
+
+
 def test_a_range_of_one_side_and_rows_of_zeros():
     for low, high in ((0.0, 1.0), (-1.0, 0.0), (0.0, 0.0), (1e-30, 2e-30)):
         model = pair((3, 40), DYNAMIC)

@@ -115,6 +115,63 @@ def test_quotients_beside_ties(kernels):
         np.testing.assert_array_equal(quantised, quantise_linear(x, scale, 0, INT8))
 
 
+def bytes_of(kernels, call, scale, quantised_type, zero, keeps):
+    """Quantised values, and those that the pair gives. What is kept of y is where x was."""
+    zero_point = np.array([zero], QUANTISED[quantised_type])
+    outputs = Outputs(call, 0, quantised_type, np.float32([scale]), zero_point=zero_point)
+    quantised = np.empty(call.x.shape, QUANTISED[quantised_type])
+    wanted_y, _, wanted = outputs.pair(kernels)
+    outputs.run(kernels, y=call.x if keeps else None, quantised=quantised)
+    if keeps:
+        same(call.x, wanted_y)
+    return quantised, wanted
+
+
+@pytest.mark.parametrize(("quantised_type", "zero"), [(INT8, 0), (INT8, -128), (INT8, 127), (UINT8, 0), (UINT8, 255)])
+def test_rows_beside_ties(kernels, quantised_type, zero):
+    """Every row is measured whole, and all of its quotients are a few units in the last place beside a tie."""
+    rng = np.random.default_rng(71)
+    low = 0 if quantised_type == UINT8 else -128
+    for keeps in (False, True):
+        for floor in (1024.0, 700.3, 3.1e-5):
+            scale = np.float32(rng.uniform(0.002, 0.003))  # so that the rms is less than the floor
+            weight = rng.uniform(0.8, 2, 640).astype(np.float32)
+            ties = rng.integers(low - zero - 2, low - zero + 257, (40, 640)) + 0.5
+            ties[:, 0] = 0.25  # so that some rows have quotients near to none
+            x = (ties * np.float64(scale) / weight * floor).astype(np.float32)
+            x = (x.view(np.int32) + rng.integers(-4, 5, x.shape, np.int32)).view(np.float32)
+            call = Call(x, weight, epsilon=0.0, rms_floor=floor)
+            same(*bytes_of(kernels, call, scale, quantised_type, zero, keeps))
+
+
+@pytest.mark.parametrize("quantised_type", [INT8, UINT8])
+@pytest.mark.parametrize("size", [16, 64, 65, 256, 300])
+def test_rows_of_any_floats(kernels, quantised_type, size):
+    """Of all exponents, in the row, in the scale and in that of the quotient; what is no number among them."""
+    rng = np.random.default_rng(72 + size)
+
+    def any_floats(shape, spread):
+        made = np.ldexp(rng.standard_normal(shape), rng.integers(-spread, spread + 1, shape))
+        return np.clip(made, -3e38, 3e38).astype(np.float32)
+
+    odd = np.float32([0, -0.0, 1e-45, -3e-39, 3e38, -3e38, np.inf, -np.inf, np.nan])
+    with np.errstate(all="ignore"):
+        for trial in range(60):
+            spread = (0, 3, 20, 60, 120)[trial % 5]
+            x = any_floats((5, size), spread) * np.ldexp(np.float32(1), rng.integers(-spread, spread + 1, (5, 1)))
+            weight = any_floats(size, (0, 1, 10, 40, 100)[trial // 5 % 5])
+            if trial % 3 == 0:
+                x.flat[rng.integers(0, x.size, 3)] = rng.choice(odd, 3)
+            if trial % 7 == 0:
+                weight[rng.integers(0, size)] = rng.choice(odd)
+            call = Call(x.astype(np.float32), weight, epsilon=float(rng.choice([0.0, 1e-6])))
+            y = np.abs(call.run(kernels)[0])
+            y = y[np.isfinite(y) & (y > 0)]
+            scale = y.max() / 100 if y.size and trial % 2 else abs(any_floats(1, 60)[0])
+            zero = int(rng.integers(0, 128))
+            same(*bytes_of(kernels, call, max(scale, 1e-38), quantised_type, zero, trial % 4 == 0))
+
+
 @pytest.mark.parametrize("x_type", [F16, BF16])
 def test_a_quotient_of_sixteen_bits(kernels, x_type):
     rng = np.random.default_rng(63)

@@ -62,6 +62,14 @@ INLINE void stream(T* p, Vector v) {
 }
 INLINE void stream_end() { _mm_sfence(); }
 
+// The first `count` lanes of v, fewer than all, and zeros.
+#define HAS_KEPT_FIRST
+INLINE Vector kept_first(Vector v, std::int64_t count) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+  return _mm256_and_ps(v, _mm256_castsi256_ps(kept));
+}
+
 INLINE Vector rounded(Vector v, const Half*) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
@@ -83,6 +91,40 @@ INLINE Words whole(Vector v, std::int32_t more) {
 #define HAS_EXCEEDS
 INLINE bool exceeds(Vector v, float limit) {
   return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(limit), _CMP_GT_OQ)) != 0;
+}
+#define HAS_ENDS
+template <typename Pick>
+INLINE float end_of(Vector v, Pick pick) {
+  __m128 four = pick(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  four = pick(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(pick(four, _mm_movehdup_ps(four)));
+}
+INLINE float least_of(Vector v) {
+  return end_of(v, [](__m128 a, __m128 b) __attribute__((always_inline)) { return _mm_min_ps(a, b); });
+}
+INLINE float most_of(Vector v) {
+  return end_of(v, [](__m128 a, __m128 b) __attribute__((always_inline)) { return _mm_max_ps(a, b); });
+}
+
+#define HAS_BYTE_BLOCKS
+// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns whether all of the lower 16 bits
+// are more than kUnsure.
+template <int kQuantised>
+INLINE bool store_upper(unsigned char* p, const Vector* v) {
+  constexpr int kUpper = 0xaa;
+  __m256i words[4];
+  for (int k = 0; k < 4; ++k) words[k] = _mm256_cvtps_epi32(v[k]);
+  const __m256i least = _mm256_min_epu16(_mm256_min_epu16(words[0], words[1]), _mm256_min_epu16(words[2], words[3]));
+  const __m256i a = _mm256_blend_epi16(_mm256_srli_epi32(words[0], 16), words[1], kUpper);
+  const __m256i b = _mm256_blend_epi16(_mm256_srli_epi32(words[2], 16), words[3], kUpper);
+  const __m256i bytes = kQuantised == kInt8 ? _mm256_packs_epi16(a, b) : _mm256_packus_epi16(a, b);
+  // Each 128 bits hold four lanes of each vector: first of two vectors in turn, then of the other two.
+  const __m256i apart = _mm256_shuffle_epi8(
+      bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(apart, order));
+  const __m256i lower = _mm256_and_si256(least, _mm256_set1_epi32(0xffff));
+  return _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure + 1), lower)) == 0;
 }
 INLINE void store_bytes(unsigned char* p, Words w) {
   const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(w), _mm256_set1_epi32(0xff));

@@ -82,6 +82,10 @@ INLINE void store_first(T* p, Vector v, std::int64_t count) {
   _mm256_mask_storeu_epi16(p, first(count), narrow(v, p));
 }
 
+// The first `count` lanes of v, fewer than all, and zeros.
+#define HAS_KEPT_FIRST
+INLINE Vector kept_first(Vector v, std::int64_t count) { return _mm512_maskz_mov_ps(first(count), v); }
+
 INLINE Vector rounded(Vector v, const Half* type) { return _mm512_cvtph_ps(narrow(v, type)); }
 INLINE Vector rounded(Vector v, const Bfloat*) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -111,23 +115,23 @@ INLINE float least_of(Vector v) { return _mm512_reduce_min_ps(v); }
 INLINE float most_of(Vector v) { return _mm512_reduce_max_ps(v); }
 
 #define HAS_BYTE_BLOCKS
-// The larger of `furthest` and the distance of each lane from the nearest whole number.
-INLINE Vector further(Vector furthest, Vector v) {
-  constexpr int kGreatestMagnitude = 0b1011;
-  return _mm512_range_ps(_mm512_reduce_ps(v, _MM_FROUND_TO_NEAREST_INT), furthest, kGreatestMagnitude);
-}
-// Four vectors of quotients as bytes. A NaN and what is below every word are the least word, which stays below.
+// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns whether all of the lower 16 bits
+// are more than kUnsure.
 template <int kQuantised>
-INLINE void store_block(unsigned char* p, const Vector* v, std::int32_t zero_point) {
+INLINE bool store_upper(unsigned char* p, const Vector* v) {
+  constexpr __mmask32 kUpper = 0xaaaaaaaau;
   __m512i words[4];
-  for (int k = 0; k < 4; ++k) words[k] = _mm512_cvtps_epi32(_mm512_min_ps(set1(0x1p30f), v[k]));
-  const __m512i zero = _mm512_set1_epi16(static_cast<std::int16_t>(zero_point));
-  const __m512i a = _mm512_adds_epi16(_mm512_packs_epi32(words[0], words[1]), zero);
-  const __m512i b = _mm512_adds_epi16(_mm512_packs_epi32(words[2], words[3]), zero);
+  for (int k = 0; k < 4; ++k) words[k] = _mm512_cvtps_epi32(v[k]);
+  const __m512i least = _mm512_min_epu16(_mm512_min_epu16(words[0], words[1]), _mm512_min_epu16(words[2], words[3]));
+  const __m512i a = _mm512_mask_mov_epi16(_mm512_srli_epi32(words[0], 16), kUpper, words[1]);
+  const __m512i b = _mm512_mask_mov_epi16(_mm512_srli_epi32(words[2], 16), kUpper, words[3]);
   const __m512i bytes = kQuantised == kInt8 ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b);
-  // Each 128 bits hold four lanes of each vector.
+  // Each 128 bits hold four lanes of each vector: first of two vectors in turn, then of the other two.
+  const __m512i apart = _mm512_shuffle_epi8(
+      bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, apart));
+  return _mm512_mask_cmple_epu16_mask(~kUpper, least, _mm512_set1_epi16(kUnsure)) == 0;
 }
 INLINE void store_bytes(unsigned char* p, Words w) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));

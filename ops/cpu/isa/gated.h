@@ -84,7 +84,7 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
     multiply<T, G>(x, gate, wide, batch * size, a.silu);
     for (std::int64_t i = 0; i < batch; ++i) {
       const float* row = wide + i * size;
-      sums[i] = first_pass<float, kPlain, false, false>(row, row, wide, nullptr, size, size, a.attributes);
+      sums[i] = first_pass<float, kPlain, false>(row, row, wide, size, size, a.attributes, NothingElse{});
     }
     set_batch(factors, sums, batch, per_count, a.attributes);
     for (std::int64_t i = 0; i < batch; ++i) {
@@ -98,7 +98,7 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
     multiply<T, G>(x + at, gate + at, wide, count, a.silu);
-    total += wide_sum(first_pass<float, kPlain, false, false>(wide, wide, wide, nullptr, count, count, a.attributes));
+    total += wide_sum(first_pass<float, kPlain, false>(wide, wide, wide, count, count, a.attributes, NothingElse{}));
   }
   set_factor(factors, 0, rms_of(total * per_count, a.attributes));
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
@@ -115,7 +115,7 @@ static void gated_behind(const T* x, const G* gate, T* y, std::int64_t batch, co
   Wide sums[kBatch];
   for (std::int64_t i = 0; i < batch; ++i) {
     const T* row = x + i * size;
-    sums[i] = first_pass<T, kPlain, false, false>(row, row, y, nullptr, size, size, a.attributes);
+    sums[i] = first_pass<T, kPlain, false>(row, row, y, size, size, a.attributes, NothingElse{});
   }
   Factors factors;
   set_batch(factors, sums, batch, 1.0 / static_cast<double>(size), a.attributes);

@@ -1,5 +1,6 @@
 // What an instruction set ends with: the kernels, and the table that dispatch.cpp chooses by. The including file has
 // defined INSTRUCTION_SET, its name; usable(), which runs on any machine; and the operations, see types.h.
+#include "bytes.h"
 #include "columns.h"
 #include "convert.h"
 #include "gated.h"
@@ -58,6 +59,10 @@ const KernelTable TABLE_OF(INSTRUCTION_SET) = {
     {{GATED(float, float, kRoundOnce), GATED(float, float, kRoundOnce)},
      {GATED(Half, Half, kRoundTwice), GATED(Half, float, kRoundTwice)},
      {GATED(Bfloat, Bfloat, kRoundTwice), GATED(Bfloat, float, kRoundTwice)}},
+    {{bytes_kernel<kPlain, kInt8>, bytes_kernel<kPlain, kUint8>},
+     {bytes_kernel<kResidual, kInt8>, bytes_kernel<kResidual, kUint8>}},
+    {ranges_kernel<kPlain>, ranges_kernel<kResidual>},
+    ends_kernel,
 };
 
 }  // namespace rmsnorm_deploy

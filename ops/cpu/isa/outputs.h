@@ -55,12 +55,7 @@ static void outputs_kernel(const OutputsArgs& a) {
   const bool direct = a.y && !a.narrow && !a.widen;
   const bool more = a.narrow || a.widen || a.extremes || a.quantise;
   const std::int64_t piece = more ? kPiece : size;
-  std::int64_t together = kBatch;
-  if (size > kBatchValues / 2) {
-    together = 1;
-  } else if (size > kBatchValues / kBatch) {
-    together = kBatchValues / size;
-  }
+  const std::int64_t together = rows_together(size);
   const double per_count = 1.0 / static_cast<double>(a.measured);
   alignas(64) float wide[kWidens ? kScratch : 1];
   alignas(64) R scratch[kPiece];
@@ -73,24 +68,14 @@ static void outputs_kernel(const OutputsArgs& a) {
       const T* const other = residual + i * residual_step;
       T* const to = kAdds ? sum + i * sum_step : nullptr;
       if (widens) {
-        sums[i] =
-            first_pass<T, kMode, kWidens, false>(from, other, to, wide + i * size, size, a.measured, a.attributes);
+        sums[i] = first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes,
+                                              widening<kWidens>(wide + i * size));
       } else {
-        sums[i] = first_pass<T, kMode, false, false>(from, other, to, nullptr, size, a.measured, a.attributes);
+        sums[i] = first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes, NothingElse{});
       }
     }
     Factors factors;
-    if (batch == 1) {
-      set_factor(factors, 0, rms_of(wide_sum(sums[0]) * per_count, a.attributes));
-    } else {
-      const int groups = static_cast<int>((batch + kSide - 1) / kSide);
-      for (std::int64_t i = batch; i < groups * kSide; ++i) sums[i] = sums[0];
-      for (int i = 0; i < groups; ++i) {
-        double totals[kSide];
-        wide_totals(sums + i * kSide, totals);
-        set_factors(factors, i * kSide, totals, per_count, a.attributes);
-      }
-    }
+    set_batch(factors, sums, batch, per_count, a.attributes);
     for (std::int64_t i = 0; i < batch; ++i) {
       const T* const values = kAdds ? sum + i * sum_step : x + i * a.x_step;
       const int k = static_cast<int>(i);

@@ -44,7 +44,7 @@ INLINE bool exceeds(Vector v, float limit) {
 }
 #endif
 
-#if !defined(HAS_DISTANCE)
+#if !defined(HAS_BYTE_BLOCKS)
 // How far each lane, of less than 2^22, is from the nearest whole number.
 INLINE Vector distance(Vector v) {
   const Vector nearest = (v + set1(0x1.8p23f)) - set1(0x1.8p23f);  // floats from 2^23 on are whole numbers
@@ -86,64 +86,95 @@ INLINE Words quantised(Vector v, Vector low, Vector high, std::int32_t zero_poin
   }
 }
 
+// Makes integers of 8 bits of float32 values, kBlock vectors at a time.
+//
+// A division takes longer than all the rest. A product is near enough to the quotient to be rounded to the same whole
+// number, unless it is as near to a tie.
+constexpr int kBlock = 4;
+template <int kQuantised>
+struct Blocks {
+  static constexpr std::int32_t kLeast = kQuantised == kInt8 ? -128 : 0;
+  static constexpr std::int32_t kMost = kQuantised == kInt8 ? 127 : 255;
+#if defined(HAS_BYTE_BLOCKS)
+  static constexpr double kUnit = 65536.0;
+#else
+  static constexpr double kUnit = 1.0;
+#endif
+
+  float scale;
+  std::int32_t zero_point;
+  double per_scale;
+  Vector low;
+  Vector high;
+  Vector middle;
+
+  ALWAYS_INLINE Blocks(float by, std::int32_t zero)
+      : scale(by),
+        zero_point(zero),
+        per_scale(kUnit / static_cast<double>(by)),
+        low(set1(static_cast<float>(kLeast - zero))),
+        high(set1(static_cast<float>(kMost - zero))),
+        middle(set1(static_cast<float>(zero * 65536 + 32768 + kUnsure / 2))) {}
+
+  // What makes quotients of values times `factor`, and whether `put` can use it: where nothing that is too small for a
+  // normal float counts.
+  ALWAYS_INLINE bool multiplier(double factor, float* result) const {
+    *result = static_cast<float>(factor * per_scale);
+    return std::fabs(scale) >= 0x1p-50f && std::fabs(*result) >= 0x1p-100f && std::fabs(*result) <= 0x1p100f;
+  }
+
+  // The bytes of quotients that `values` times `by` are at most 2 roundings off. False where one of them is so near to
+  // a tie that a quotient 3 more roundings off may become another whole number: then the bytes are not to be trusted.
+  ALWAYS_INLINE bool put(const Vector* values, Vector by, unsigned char* to) const {
+    Vector v[kBlock];
+#if defined(HAS_BYTE_BLOCKS)
+    // In whole numbers of 2^-16, and half of one more: the upper 16 bits are the result. What is not cut off is at most
+    // 255 from the zero point, so that 5 roundings are at most 5 of these units, and those of sum and word 0.75. The
+    // lower 16 bits are near to zero where a word has overflowed, too.
+#pragma GCC unroll 4
+    for (int k = 0; k < kBlock; ++k) v[k] = multiply_add(values[k], by, middle);
+    return store_upper<kQuantised>(to, v);
+#else
+    constexpr float kNear = 0.5f - 0x1p-13f;
+    Vector furthest = set1(0.0f);
+#pragma GCC unroll 4
+    for (int k = 0; k < kBlock; ++k) {
+      v[k] = held(values[k] * by, low, high);
+      furthest = at_least(furthest, distance(v[k]));
+      store_bytes(to + k * kLanes, whole(v[k], zero_point));
+    }
+    return !exceeds(furthest, kNear);
+#endif
+  }
+
+  // As it is defined.
+  ALWAYS_INLINE Words divided(Vector v) const { return quantised<kQuantised>(v / set1(scale), low, high, zero_point); }
+};
+
 // kNarrow: the quotient is rounded to T.
 template <typename T, int kQuantised, bool kNarrow>
 static void quantise_kernel(const void* from, void* to, std::int64_t count, float scale, std::int32_t zero_point) {
   const T* const values = static_cast<const T*>(from);
   unsigned char* const result = static_cast<unsigned char*>(to);
-  const Vector s = set1(scale);
-  const Vector low = set1(static_cast<float>((kQuantised == kInt8 ? -128 : 0) - zero_point));
-  const Vector high = set1(static_cast<float>((kQuantised == kInt8 ? 127 : 255) - zero_point));
-  const auto quotient = [&](Vector v) __attribute__((always_inline)) {
-    v = v / s;
-    if constexpr (kNarrow) v = rounded(v, values);
-    return v;
+  const Blocks<kQuantised> blocks(scale, zero_point);
+  const auto one = [&](Vector v) __attribute__((always_inline)) {
+    if constexpr (!kNarrow) return blocks.divided(v);
+    return quantised<kQuantised>(rounded(v / set1(scale), values), blocks.low, blocks.high, zero_point);
   };
   std::int64_t i = 0;
   if constexpr (kQuantised != kFloat8 && !kNarrow) {
-    // A division takes longer than all the rest. A product with the reciprocal is at most 1.5 units in the last place
-    // off the quotient, which is less than 2^-13 where it is not cut off: both round to the same whole number, unless
-    // the product is as near to a tie. Then the quotients of a block are computed.
-    constexpr int kBlock = 4;
-    constexpr float kNear = 0.5f - 0x1p-13f;
-    const bool has_reciprocal = std::fabs(scale) >= 0x1p-100f && std::fabs(scale) <= 0x1p100f;
-    const Vector reciprocal = set1(1.0f / scale);
-    for (; has_reciprocal && i + kBlock * kLanes <= count; i += kBlock * kLanes) {
-      Vector furthest = set1(0.0f);
-#if defined(HAS_BYTE_BLOCKS)
+    float multiplier;
+    const bool usable = blocks.multiplier(1.0, &multiplier);
+    for (; usable && i + kBlock * kLanes <= count; i += kBlock * kLanes) {
       Vector v[kBlock];
 #pragma GCC unroll 4
-      for (int k = 0; k < kBlock; ++k) {
-        v[k] = load(values + i + k * kLanes) * reciprocal;
-        furthest = further(furthest, v[k]);
-      }
-      if (exceeds(furthest, kNear)) {
-        for (int k = 0; k < kBlock; ++k) v[k] = quotient(load(values + i + k * kLanes));
-      }
-      store_block<kQuantised>(result + i, v, zero_point);
-#else
-#pragma GCC unroll 4
-      for (int k = 0; k < kBlock; ++k) {
-        const Vector v = held(load(values + i + k * kLanes) * reciprocal, low, high);
-        furthest = at_least(furthest, distance(v));
-        store_bytes(result + i + k * kLanes, whole(v, zero_point));
-      }
-      if (exceeds(furthest, kNear)) {
-        for (int k = 0; k < kBlock; ++k) {
-          const Vector v = quotient(load(values + i + k * kLanes));
-          store_bytes(result + i + k * kLanes, quantised<kQuantised>(v, low, high, zero_point));
-        }
-      }
-#endif
+      for (int k = 0; k < kBlock; ++k) v[k] = load(values + i + k * kLanes);
+      if (__builtin_expect(blocks.put(v, set1(multiplier), result + i), 1)) continue;
+      for (int k = 0; k < kBlock; ++k) store_bytes(result + i + k * kLanes, one(v[k]));
     }
   }
-  for (; i + kLanes <= count; i += kLanes) {
-    store_bytes(result + i, quantised<kQuantised>(quotient(load(values + i)), low, high, zero_point));
-  }
-  if (i < count) {
-    const Vector v = quotient(load_first(values + i, count - i));
-    store_bytes_first(result + i, quantised<kQuantised>(v, low, high, zero_point), count - i);
-  }
+  for (; i + kLanes <= count; i += kLanes) store_bytes(result + i, one(load(values + i)));
+  if (i < count) store_bytes_first(result + i, one(load_first(values + i, count - i)), count - i);
 }
 
 template <typename T>

@@ -2,6 +2,8 @@
 #ifndef RMSNORM_DEPLOY_CPU_ISA_ROWS_H_
 #define RMSNORM_DEPLOY_CPU_ISA_ROWS_H_
 
+#include <type_traits>
+
 #include "factors.h"
 #include "steps.h"
 
@@ -60,26 +62,49 @@ INLINE Vector tree(const Vector* values) {
   }
 }
 
-// The sum of kCount * kLanes squares.
-template <typename T, int kMode, bool kWiden, bool kFar, int kCount>
-INLINE Vector squares(const T* x, const T* residual, T* sum, float* wide, const Attributes& a) {
+// What else the first pass does with every value of a row, beside the sum of squares: nothing.
+struct NothingElse {
+  static constexpr bool kWhole = false;  // whether it is done with the values that the mean leaves out, too
+  ALWAYS_INLINE void operator()(Vector, std::int64_t) const {}
+  ALWAYS_INLINE void first(Vector, std::int64_t, std::int64_t) const {}  // of fewer values than lanes
+};
+
+// They are kept as floats.
+struct Widening {
+  static constexpr bool kWhole = true;
+  float* wide;
+  ALWAYS_INLINE void operator()(Vector v, std::int64_t at) const { store(wide + at, v); }
+  ALWAYS_INLINE void first(Vector v, std::int64_t at, std::int64_t count) const { store_first(wide + at, v, count); }
+};
+template <bool kWidens>
+INLINE auto widening(float* wide) {
+  if constexpr (kWidens) {
+    return Widening{wide};
+  } else {
+    return NothingElse{};
+  }
+}
+
+// The sum of kCount * kLanes squares, from entry `i` of a row on.
+template <typename T, int kMode, bool kFar, int kCount, typename Else>
+INLINE Vector squares(const T* x, const T* residual, T* sum, std::int64_t i, const Attributes& a, Else&& also) {
   Vector sums[kCount];
 #pragma GCC unroll 8
   for (int k = 0; k < kCount; ++k) {
-    const std::int64_t at = k * kLanes;
+    const std::int64_t at = i + k * kLanes;
     const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
-    if constexpr (kWiden) store(wide + at, v);
+    also(v, at);
     sums[k] = v * v;
   }
   return tree<kCount>(sums);
 }
 
-// Sum of squares of the entries [0, measured) of a row, and the sum with the residual and the widened copy of [0,
-// size). kWiden: every value also goes to `wide`. kFar: `sum` is written past the caches.
-template <typename T, int kMode, bool kWiden, bool kFar>
-INLINE Wide first_pass(const T* x, const T* residual, T* sum, float* wide, std::int64_t size, std::int64_t measured,
-                       const Attributes& a) {
-  constexpr bool kWhole = kWiden || kMode == kResidual || kMode == kResidualBias;
+// Sum of squares of the entries [0, measured) of a row; the sum with the residual, and what `also` does, of [0, size).
+// kFar: `sum` is written past the caches.
+template <typename T, int kMode, bool kFar, typename Else>
+INLINE Wide first_pass(const T* x, const T* residual, T* sum, std::int64_t size, std::int64_t measured,
+                       const Attributes& a, Else&& also) {
+  constexpr bool kWhole = std::decay_t<Else>::kWhole || kMode == kResidual || kMode == kResidualBias;
   constexpr int kHalf = kAccumulators / 2;
   Wide total = wide_zero();
   std::int64_t i = 0;
@@ -94,43 +119,50 @@ INLINE Wide first_pass(const T* x, const T* residual, T* sum, float* wide, std::
       for (int k = 0; k < kAccumulators; ++k) {
         const std::int64_t at = i + k * kLanes;
         const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
-        if constexpr (kWiden) store(wide + at, v);
+        also(v, at);
         sums[k] = square_add(v, sums[k]);
       }
     }
     total = wide_add(tree<kAccumulators>(sums), total);
   }
   if (i + kStride <= measured) {
-    const Vector all = squares<T, kMode, kWiden, kFar, kAccumulators>(x + i, residual + i, sum + i, wide + i, a);
+    const Vector all = squares<T, kMode, kFar, kAccumulators>(x, residual, sum, i, a, also);
     total = wide_add(all, total);
     i += kStride;
   }
   if (i + kHalf * kLanes <= measured) {
-    const Vector all = squares<T, kMode, kWiden, kFar, kHalf>(x + i, residual + i, sum + i, wide + i, a);
+    const Vector all = squares<T, kMode, kFar, kHalf>(x, residual, sum, i, a, also);
     total = wide_add(all, total);
     i += kHalf * kLanes;
   }
   for (; i + kLanes <= measured; i += kLanes) {
     const Vector v = entered<T, kMode, kFar>(x + i, residual + i, sum + i, a);
-    if constexpr (kWiden) store(wide + i, v);
+    also(v, i);
     total = wide_square_add(v, total);
   }
   if (i < measured) {
     const std::int64_t count = measured - i;
-    const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, count, a);
-    if constexpr (kWiden) store_first(wide + i, v, count);
-    total = wide_square_add(v, total);
-    i = measured;
+    if (kWhole && i + kLanes <= size) {
+      const Vector v = entered<T, kMode, kFar>(x + i, residual + i, sum + i, a);
+      also(v, i);
+      total = wide_square_add(kept_first(v, count), total);
+      i += kLanes;
+    } else {
+      const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, count, a);
+      also.first(v, i, count);
+      total = wide_square_add(v, total);
+      i = measured;
+    }
   }
   if constexpr (kWhole) {
     // What the mean leaves out is still added and widened.
     for (; i + kLanes <= size; i += kLanes) {
       const Vector v = entered<T, kMode, false>(x + i, residual + i, sum + i, a);
-      if constexpr (kWiden) store(wide + i, v);
+      also(v, i);
     }
     if (i < size) {
       const Vector v = entered_first<T, kMode>(x + i, residual + i, sum + i, size - i, a);
-      if constexpr (kWiden) store_first(wide + i, v, size - i);
+      also.first(v, i, size - i);
     }
   }
   return total;
@@ -212,11 +244,11 @@ INLINE void rows(const RowsArgs& a) {
     for (std::int64_t i = 0; i < batch; ++i) {
       const std::int64_t at = i * size;
       if (widens) {
-        sums[i] = first_pass<T, kMode, kWidens, kFar>(x + at, residual + at, sum + at, wide + at, size, measured,
-                                                      a.attributes);
+        sums[i] = first_pass<T, kMode, kFar>(x + at, residual + at, sum + at, size, measured, a.attributes,
+                                             widening<kWidens>(wide + at));
       } else {
         sums[i] =
-            first_pass<T, kMode, false, false>(x + at, residual + at, sum + at, nullptr, size, measured, a.attributes);
+            first_pass<T, kMode, false>(x + at, residual + at, sum + at, size, measured, a.attributes, NothingElse{});
       }
     }
     Factors factors;

@@ -21,6 +21,16 @@ INLINE void store_first(T* p, Vector v, std::int64_t count) {
 }
 #endif
 
+#if !defined(HAS_KEPT_FIRST)
+// The first `count` lanes of v, fewer than all, and zeros.
+INLINE Vector kept_first(Vector v, std::int64_t count) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (std::int64_t i = count; i < kLanes; ++i) lanes[i] = 0.0f;
+  return load(lanes);
+}
+#endif
+
 #if !defined(HAS_STREAM)
 // Past the caches: this instruction set has no way to.
 template <typename T>

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../../contract/check.h"
 #include "../../cpu/plan.h"
-#include "../../cpu/quantise.h"
 #include "../attributes.h"
 #include "../errors.h"
 #include "../work.h"
@@ -40,6 +40,9 @@ class Quantised : public Kernel {
     if (!on_gpu_) {
       scale_ = constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
                               RMS_NORM_FLOAT32);
+      const auto* const values = reinterpret_cast<const float*>(scale_.data.get());
+      moderate_ = values && std::all_of(values, values + scale_.shape.count(),
+                                        [](float value) { return std::fabs(value) <= kMostModerate; });
     }
   }
 
@@ -55,6 +58,7 @@ class Quantised : public Kernel {
   int y_at_;
   NormAttributes attributes_;
   Constant scale_;
+  bool moderate_ = false;  // the constant is, as Plan wants to know
 };
 
 Shape Quantised::set_norm(KernelContext* context, rms_norm_params& params) const {
@@ -110,6 +114,11 @@ class GivenScale final : public Quantised {
       precision = RMS_NORM_FLOAT32;
     }
     quotient_type_ = static_cast<std::int32_t>(precision);
+    if (!on_gpu_) {
+      const auto bytes = static_cast<std::size_t>(element_size(types_.quantised_scale));
+      has_constants_ = constant_value(*this, info, static_cast<std::size_t>(y_scale_at_), bytes, y_scale_) &&
+                       constant_value(*this, info, static_cast<std::size_t>(zero_at_), 1, &zero_);
+    }
   }
 
   void compute(KernelContext* context) const override;
@@ -119,76 +128,59 @@ class GivenScale final : public Quantised {
   int zero_at_;
   int quantised_at_;
   std::int32_t quotient_type_ = RMS_NORM_FLOAT32;
+  // A constant scale and zero point, so that a run need not ask onnxruntime about them.
+  bool has_constants_ = false;
+  alignas(4) unsigned char y_scale_[4] = {};
+  unsigned char zero_ = 0;
 };
 
 void GivenScale::compute(KernelContext* context) const {
   rms_norm_params params;
   const Shape x = set_norm(context, params);
-  const Input y_scale = input_at(*this, context, static_cast<std::size_t>(y_scale_at_));
-  const Input zero = input_at(*this, context, static_cast<std::size_t>(zero_at_));
-  if (y_scale.shape.count() != 1 || zero.shape.count() != 1) {
-    throw Error(ort::kInvalidArgument, owner + ": y_scale of shape " + y_scale.shape.text() +
-                                           " and y_zero_point of shape " + zero.shape.text() +
-                                           " must have one value each");
+  const void* zero = &zero_;
+  params.quantised_scale = y_scale_;
+  if (!has_constants_) {
+    const Input y_scale = input_at(*this, context, static_cast<std::size_t>(y_scale_at_));
+    const Input zero_point = input_at(*this, context, static_cast<std::size_t>(zero_at_));
+    if (y_scale.shape.count() != 1 || zero_point.shape.count() != 1) {
+      throw Error(ort::kInvalidArgument, owner + ": y_scale of shape " + y_scale.shape.text() +
+                                             " and y_zero_point of shape " + zero_point.shape.text() +
+                                             " must have one value each");
+    }
+    params.quantised_scale = y_scale.data;
+    zero = zero_point.data;
   }
   params.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
   params.quantised_type = types_.quantised;
-  params.quantised_scale = y_scale.data;
   params.quantised_scale_type = types_.quantised_scale;
-  params.zero_point = types_.quantised == RMS_NORM_FLOAT8E4M3FN ? nullptr : zero.data;
+  params.zero_point = types_.quantised == RMS_NORM_FLOAT8E4M3FN ? nullptr : zero;
   params.quotient_type = quotient_type_;
   if (x.count() == 0) return;
   if (on_gpu_) return launch(*this, context, params, nullptr, x);
-  run_norm(*this, context, params, x, scale_.data != nullptr);
+  Plan plan;
+  prepare_norm(*this, plan, params, x, scale_.data != nullptr, moderate_);
+  run_plan(*this, context, plan);
 }
 
 // -- by a scale of its own range --------------------------------------------------------------------------------------
 
-// Blocks of rows, normed into y; a block is in the first-level cache when its range is taken.
-struct NormWork final : Work {
-  Plan plan;
-  const float* y;
-  std::int64_t rows;
-  std::int64_t size;
-  std::int64_t block;  // rows in one
-  float* least;        // one for each block, as `most`
-  float* most;
+// The norm, up to the range of y.
+struct RangesWork final : Work {
+  const Plan* plan;
+  RowFactor* factors;  // one for each row
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t first = i * block;
-      const std::int64_t last = std::min(rows, first + block);
-      plan.run(first, last);
-      least[i] = std::numeric_limits<float>::infinity();
-      most[i] = -std::numeric_limits<float>::infinity();
-      extremes(y + first * size, (last - first) * size, &least[i], &most[i]);
-    }
+    plan->run_ranges(begin, end, factors + begin);
   }
 };
 
-// Rows of y in 8 bits.
-struct QuantiseWork final : Work {
-  const float* y;
-  unsigned char* to;
-  std::int64_t size;
-  float scale;
-  std::int32_t zero_point;
+// The rest of it, by the scale that followed from the range.
+struct BytesWork final : Work {
+  const Plan* plan;
+  const RowFactor* factors;
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    quantise(y + begin * size, RMS_NORM_FLOAT32, (end - begin) * size, scale, zero_point, RMS_NORM_FLOAT32,
-             RMS_NORM_UINT8, to + begin * size);
+    plan->run_outputs(begin, end, factors + begin);
   }
 };
-
-// Room for y, which the thread keeps: a large block of memory that is new each time costs more than the norm.
-constexpr std::int64_t kMostKept = 1 << 20;
-float* room_of_thread(std::int64_t count) {
-  thread_local std::unique_ptr<float[]> room;
-  thread_local std::int64_t length = 0;
-  if (count > length) {
-    room.reset(new float[static_cast<std::size_t>(count)]);
-    length = count;
-  }
-  return room.get();
-}
 
 class OwnScale final : public Quantised {
  public:
@@ -207,93 +199,77 @@ class OwnScale final : public Quantised {
     return static_cast<Value*>(output_at(*this, context, static_cast<std::size_t>(index), none));
   }
 
+  // The ends of the range of y; `plan` has_ranges().
+  std::pair<float, float> norm(KernelContext* context, const Plan& plan, RowFactor* factors) const;
+  // The same of any norm of so many rows. It writes `sum`, and leaves the rest to a second norm.
+  std::pair<float, float> norm(KernelContext* context, rms_norm_params params, const Shape& x, std::int64_t rows) const;
+
   int quantised_at_;
   int y_scale_at_;
   int zero_at_;
 };
 
-// What DynamicQuantizeLinear makes of the ends of the range, in onnxruntime's order of operations.
-void scale_of(float least, float most, float* scale, std::uint8_t* zero_point) {
-  least = std::min(least, 0.0f);
-  most = std::max(most, 0.0f);
+// What DynamicQuantizeLinear makes of the ends of a range that holds zero, in onnxruntime's order of operations.
+void scale_of(std::pair<float, float> ends, float* scale, std::uint8_t* zero_point) {
+  const auto [least, most] = ends;
   *scale = most == least ? 1.0f : (most - least) / 255.0f;
   const float zero = std::max(0.0f, std::min(255.0f, 0.0f - least / *scale));
   *zero_point = static_cast<std::uint8_t>(std::nearbyint(zero));
 }
 
-constexpr std::int64_t kBlockValues = 4096;
-constexpr std::int64_t kFewBlocks = 64;
+constexpr std::int64_t kFewRows = 64;
+
+std::pair<float, float> OwnScale::norm(KernelContext* context, const Plan& plan, RowFactor* factors) const {
+  RangesWork work;
+  work.plan = &plan;
+  work.factors = factors;
+  run_parallel(*this, context, work, plan.units(), plan.unit_work());
+  std::pair<float, float> ends = {0.0f, 0.0f};
+  plan.widen_range(factors, &ends.first, &ends.second);
+  return ends;
+}
+
+std::pair<float, float> OwnScale::norm(KernelContext* context, rms_norm_params params, const Shape& x,
+                                       std::int64_t rows) const {
+  std::vector<float> ends(2 * static_cast<std::size_t>(rows));
+  params.least = ends.data();
+  params.most = params.least + rows;
+  params.y = nullptr;
+  params.quantised = nullptr;
+  params.quantised_type = 0;
+  run_norm(*this, context, params, x, scale_.data != nullptr);
+  return {std::min(0.0f, *std::min_element(params.least, params.most)),
+          std::max(0.0f, *std::max_element(params.most, params.most + rows))};
+}
 
 void OwnScale::compute(KernelContext* context) const {
   rms_norm_params params;
   const Shape x = set_norm(context, params);
-  auto* const to = static_cast<unsigned char*>(output_at(*this, context, static_cast<std::size_t>(quantised_at_), x));
   auto* const y_scale = one<float>(context, y_scale_at_);
   auto* const zero = one<std::uint8_t>(context, zero_at_);
-  const std::int64_t total = x.count();
-  float least = std::numeric_limits<float>::infinity();
-  float most = -least;
-  if (total == 0) {
-    scale_of(least, most, y_scale, zero);
-    return;
-  }
-  std::int64_t rows = 1;
-  for (std::int32_t i = 0; i < params.axis_begin; ++i) rows *= params.shape[i];
-  // A y that nobody reads is kept as long as most of it stays in the caches between the two passes. A longer one would
-  // be written to memory and read again: 8 bytes a value, where norming twice reads x once more, 4 bytes.
-  if (!params.y && total <= kMostKept) params.y = room_of_thread(total);
-  const bool keeps = params.y != nullptr;
-  const std::int64_t size = total / rows;
-  const std::int64_t block = keeps ? std::max<std::int64_t>(1, kBlockValues / size) : 1;
-  const std::int64_t blocks = (rows + block - 1) / block;
-  float few[2 * kFewBlocks];
-  std::unique_ptr<float[]> many;
-  if (blocks > kFewBlocks) many.reset(new float[2 * static_cast<std::size_t>(blocks)]);
-  float* const ends = many ? many.get() : few;
-  if (keeps) {
-    NormWork work;
-    if (const int code = work.plan.prepare(params, scale_.data != nullptr)) {
-      throw Error(ort::kInvalidArgument,
-                  owner + ": " + rmsnorm_deploy_error_text(code) + " (X has shape " + x.text() + ")");
-    }
-    work.y = static_cast<const float*>(params.y);
-    work.rows = rows;
-    work.size = size;
-    work.block = block;
-    work.least = ends;
-    work.most = ends + blocks;
-    run_parallel(*this, context, work, blocks, block * size);
-  } else {
-    params.least = ends;
-    params.most = ends + blocks;
-    run_norm(*this, context, params, x, scale_.data != nullptr);
-  }
-  for (std::int64_t i = 0; i < blocks; ++i) {
-    least = std::min(least, ends[i]);
-    most = std::max(most, ends[blocks + i]);
-  }
-  scale_of(least, most, y_scale, zero);
-  if (keeps) {
-    QuantiseWork work;
-    work.y = static_cast<const float*>(params.y);
-    work.to = to;
-    work.size = size;
-    work.scale = *y_scale;
-    work.zero_point = *zero;
-    run_parallel(*this, context, work, rows, size);
-    return;
-  }
-  if (params.sum) params.x = params.sum;
-  params.residual = nullptr;
-  params.sum = nullptr;
-  params.least = nullptr;
-  params.most = nullptr;
-  params.quantised = to;
+  params.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
   params.quantised_type = RMS_NORM_UINT8;
   params.quantised_scale = y_scale;
   params.quantised_scale_type = RMS_NORM_FLOAT32;
   params.zero_point = zero;
-  run_norm(*this, context, params, x, scale_.data != nullptr);
+  if (x.count() == 0) return scale_of({0.0f, 0.0f}, y_scale, zero);
+  Plan plan;
+  prepare_norm(*this, plan, params, x, scale_.data != nullptr, moderate_);
+  if (!plan.has_ranges()) {
+    scale_of(norm(context, params, x, plan.units()), y_scale, zero);
+    if (params.sum) params.x = params.sum;
+    params.residual = nullptr;
+    params.sum = nullptr;
+    return run_norm(*this, context, params, x, scale_.data != nullptr);
+  }
+  RowFactor few[kFewRows];
+  std::unique_ptr<RowFactor[]> many;
+  if (plan.units() > kFewRows) many.reset(new RowFactor[static_cast<std::size_t>(plan.units())]);
+  BytesWork work;
+  work.plan = &plan;
+  work.factors = many ? many.get() : few;
+  scale_of(norm(context, plan, many ? many.get() : few), y_scale, zero);
+  run_parallel(*this, context, work, plan.units(), plan.unit_work());
 }
 
 }  // namespace

@@ -17,7 +17,19 @@ EMULATED = Path(__file__).with_name("kernels_emulated16.cpp")
 FAULTS = {
     "half away from zero": (EMULATED.name, "std::nearbyint(v.lanes[i])) + more", "std::round(v.lanes[i])) + more"),
     "not saturated": ("isa/quantise.h", "return at_most(at_least(v, low), high)", "return v"),
-    "a reciprocal": ("isa/quantise.h", "v = v / s;", "v = v * set1(1.0f / scale);"),
+    "a reciprocal": ("isa/quantise.h", "(v / set1(scale), low", "(v * set1(1.0f / scale), low"),
+    "ties not looked at": ("isa/quantise.h", "return !exceeds(furthest, kNear);", "return true;"),
+    "y not rounded": (
+        "isa/bytes.h",
+        "if (__builtin_expect(blocks.put(v, set1(multiplier), to + i), 1)) continue;",
+        "blocks.put(v, set1(multiplier), to + i); continue;",
+    ),
+    "half of the factor": (
+        "isa/bytes.h",
+        "+ static_cast<double>(factor.low)",
+        "+ 1e-5 * static_cast<double>(factor.high)",
+    ),
+    "a scale beyond the moderate": ("plan.cpp", "<= kMostModerate", "<= 3e38f"),
     "zero point forgotten": ("quantise.cpp", "*at<std::int8_t>(p.zero_point, first + i)", "0"),
     "the first row's scale": ("isa/outputs.h", "a.by_row ? row : 0", "0"),
     "another stride": ("run.cpp", "a.y_step = rows_.step[kRowsOfY]", "a.y_step = size_"),
@@ -34,6 +46,15 @@ def pairs(kernels):
     cases.test_quantised_is_what_the_pair_gives(kernels, INT8, F32, 0, "RMSNorm")
 
 
+def beside_ties(kernels):
+    cases.test_rows_beside_ties(kernels, INT8, 0)
+
+
+def any_floats(kernels):
+    for size in (64, 256):
+        cases.test_rows_of_any_floats(kernels, INT8, size)
+
+
 def extremes(kernels):
     cases.test_extremes_of_rows(kernels, F32, 0)
 
@@ -46,6 +67,10 @@ CHECKS = {
     "half away from zero": ties,
     "not saturated": ties,
     "a reciprocal": cases.test_quotients_beside_ties,
+    "ties not looked at": cases.test_quotients_beside_ties,
+    "y not rounded": beside_ties,
+    "half of the factor": beside_ties,
+    "a scale beyond the moderate": any_floats,
     "zero point forgotten": pairs,
     "the first row's scale": pairs,
     "another stride": layouts,
