@@ -7,7 +7,8 @@ extern "C" int rmsnorm_deploy_cpu_run(const rms_norm_params* params) {
   if (!params) return RMS_NORM_BAD_POINTER;
   rms_norm_params room;
   Plan plan;
-  const int code = plan.prepare(current(*params, room), false);
-  if (code == RMS_NORM_OK) plan.run(0, plan.units());
+  const rms_norm_params& all = current(*params, room);
+  const int code = plan.prepare(all, false);
+  if (code == RMS_NORM_OK) plan.run(Tensors(all), 0, plan.units());
   return code;
 }

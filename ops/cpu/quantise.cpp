@@ -26,16 +26,16 @@ int quantised_index(std::int32_t type) noexcept {
   return type == RMS_NORM_INT8 ? kInt8 : type == RMS_NORM_UINT8 ? kUint8 : kFloat8;
 }
 
-void quantised_values(const rms_norm_params& p, std::int64_t first, std::int64_t count, float* scales,
-                      std::int32_t* zero_points) noexcept {
+void quantised_values(const rms_norm_params& p, const void* scale, const void* zero_point, std::int64_t first,
+                      std::int64_t count, float* scales, std::int32_t* zero_points) noexcept {
   for (std::int64_t i = 0; i < count; ++i) {
-    scales[i] = float_at(p.quantised_scale, p.quantised_scale_type, first + i);
+    scales[i] = float_at(scale, p.quantised_scale_type, first + i);
     zero_points[i] = 0;
-    if (!p.zero_point) continue;
+    if (!zero_point) continue;
     if (p.quantised_type == RMS_NORM_INT8) {
-      zero_points[i] = *at<std::int8_t>(p.zero_point, first + i);
+      zero_points[i] = *at<std::int8_t>(zero_point, first + i);
     } else {
-      zero_points[i] = *at<std::uint8_t>(p.zero_point, first + i);
+      zero_points[i] = *at<std::uint8_t>(zero_point, first + i);
     }
   }
 }

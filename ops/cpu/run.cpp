@@ -11,38 +11,38 @@
 
 namespace rmsnorm_deploy {
 
-void Plan::run(std::int64_t begin, std::int64_t end) const noexcept {
+void Plan::run(const Tensors& t, std::int64_t begin, std::int64_t end) const noexcept {
   if (float64_) {
-    run_float64(begin, end);
+    run_float64(t, begin, end);
   } else if (outputs_) {
-    run_outputs(begin, end, nullptr);
+    run_outputs(t, begin, end, nullptr);
   } else if (inner_ == 1) {
-    run_rows(begin, end);
+    run_rows(t, begin, end);
   } else {
-    run_columns(begin, end);
+    run_columns(t, begin, end);
   }
 }
 
 // What all kinds of kernels are handed alike: the tensors, `skip` bytes behind their beginning, and the statistic.
 template <typename Args>
-Args Plan::args_at(std::int64_t skip) const noexcept {
+Args Plan::args_at(const Tensors& t, std::int64_t skip) const noexcept {
   Args a = {};
-  a.x = advance(params_->x, skip);
-  a.residual = advance(params_->residual, skip);
-  if constexpr (!std::is_same_v<Args, RangesArgs>) a.y = advance(params_->y, skip);
-  a.sum = advance(params_->sum, skip);
+  a.x = advance(t.x, skip);
+  a.residual = advance(t.residual, skip);
+  if constexpr (!std::is_same_v<Args, RangesArgs>) a.y = advance(t.y, skip);
+  a.sum = advance(t.sum, skip);
   a.size = size_;
   a.measured = measured_;
   a.attributes = attributes_;
   return a;
 }
 
-void Plan::run_rows(std::int64_t begin, std::int64_t end) const noexcept {
+void Plan::run_rows(const Tensors& t, std::int64_t begin, std::int64_t end) const noexcept {
   const RowsKernel kernel = kernels_->rows[element_][mode_][rounding_];
   while (begin < end) {
     const std::int64_t rows = std::min(end - begin, same_weights_ - (begin ? begin % same_weights_ : 0));
     const std::int64_t skip = begin * unit_bytes_;
-    auto a = args_at<RowsArgs>(skip);
+    auto a = args_at<RowsArgs>(t, skip);
     a.scale = at<float>(scale_.data, scale_.offset(*params_, begin));
     a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(*params_, begin)) : nullptr;
     a.rows = rows;
@@ -61,7 +61,8 @@ Pointer Plan::row_of(RowTensor tensor, Pointer base, std::int64_t row) const noe
   return advance(base, offset_of_row(*params_, size_, tensor, row) * bytes);
 }
 
-void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* factors) const noexcept {
+void Plan::run_outputs(const Tensors& t, std::int64_t begin, std::int64_t end,
+                       const RowFactor* factors) const noexcept {
   const rms_norm_params& p = *params_;
   const std::int32_t y_type = type_of_y(p);
   const int y_element = element_index(y_type);
@@ -75,7 +76,7 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* fa
     } else if (rounding_ == kRoundOnce) {
       result = kResultFloat;
       finished = kFloat32;
-    } else if (p.y) {
+    } else if (t.y) {
       a.widen = kernels_->weights[element_][kFloat32];
     }
   }
@@ -89,7 +90,7 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* fa
   a.sum_step = rows_.step[kRowsOfSum];
   a.y_step = rows_.step[kRowsOfY];
   a.y_bytes = element_size(y_type);
-  if (p.least || p.most) a.extremes = kernels_->extremes[finished];
+  if (t.least || t.most) a.extremes = kernels_->extremes[finished];
   if (p.quantised_type) {
     const bool narrow = p.quotient_type && p.quotient_type != RMS_NORM_FLOAT32;
     a.quantise = kernels_->quantise[finished][quantised][narrow];
@@ -102,23 +103,23 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* fa
   std::int32_t zeros[kMost];
   a.quantised_scale = scales;
   a.zero_point = zeros;
-  if (a.quantise && !a.by_row) quantised_values(p, 0, 1, scales, zeros);
+  if (a.quantise && !a.by_row) quantised_values(p, t.quantised_scale, t.zero_point, 0, 1, scales, zeros);
   while (begin < end) {
     std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
     rows = std::min(rows, rows_.run - begin % rows_.run);
     if (a.quantise && a.by_row) {
       rows = std::min(rows, kMost);
-      quantised_values(p, begin, rows, scales, zeros);
+      quantised_values(p, t.quantised_scale, t.zero_point, begin, rows, scales, zeros);
     }
-    a.x = row_of(kRowsOfX, p.x, begin);
-    a.residual = row_of(kRowsOfResidual, p.residual, begin);
-    a.y = row_of(kRowsOfY, p.y, begin);
-    a.sum = row_of(kRowsOfSum, p.sum, begin);
-    a.quantised = a.quantise ? row_of(kRowsOfQuantised, p.quantised, begin) : nullptr;
+    a.x = row_of(kRowsOfX, t.x, begin);
+    a.residual = row_of(kRowsOfResidual, t.residual, begin);
+    a.y = row_of(kRowsOfY, t.y, begin);
+    a.sum = row_of(kRowsOfSum, t.sum, begin);
+    a.quantised = a.quantise ? row_of(kRowsOfQuantised, t.quantised, begin) : nullptr;
     a.scale = at<float>(scale_.data, scale_.offset(p, begin));
     a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(p, begin)) : nullptr;
-    a.least = p.least ? p.least + begin : nullptr;
-    a.most = p.most ? p.most + begin : nullptr;
+    a.least = t.least ? t.least + begin : nullptr;
+    a.most = t.most ? t.most + begin : nullptr;
     a.factors = factors;
     a.rows = rows;
     kernel(a);
@@ -127,10 +128,10 @@ void Plan::run_outputs(std::int64_t begin, std::int64_t end, const RowFactor* fa
   }
 }
 
-void Plan::run_ranges(std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept {
+void Plan::run_ranges(const Tensors& t, std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept {
   while (begin < end) {
     const std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
-    auto a = args_at<RangesArgs>(begin * unit_bytes_);
+    auto a = args_at<RangesArgs>(t, begin * unit_bytes_);
     a.scale = at<float>(scale_.data, scale_.offset(*params_, begin));
     a.rows = rows;
     a.factors = factors;
@@ -141,14 +142,14 @@ void Plan::run_ranges(std::int64_t begin, std::int64_t end, RowFactor* factors) 
   }
 }
 
-void Plan::widen_range(const RowFactor* factors, float* least, float* most) const noexcept {
+void Plan::widen_range(const Tensors& t, const RowFactor* factors, float* least, float* most) const noexcept {
   float down = 0;
   float up = 0;
   for (std::int64_t row = 0; row < units_; ++row) {
     down = std::min(down, factors[row].least + factors[row].margin);
     up = std::max(up, factors[row].most - factors[row].margin);
   }
-  const auto* const rows = static_cast<const float*>(params_->sum ? params_->sum : params_->x);
+  const auto* const rows = static_cast<const float*>(t.sum ? t.sum : t.x);
   for (std::int64_t row = 0; row < units_; ++row) {
     const RowFactor& factor = factors[row];
     if (factor.least - factor.margin <= down || factor.most + factor.margin >= up) {
@@ -158,7 +159,7 @@ void Plan::widen_range(const RowFactor* factors, float* least, float* most) cons
   }
 }
 
-void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
+void Plan::run_columns(const Tensors& t, std::int64_t begin, std::int64_t end) const noexcept {
   const ColumnsKernel kernel = kernels_->columns[element_][mode_][rounding_];
   const std::int64_t bytes = element_size(params_->x_type);
   while (begin < end) {
@@ -166,7 +167,7 @@ void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t first = begin % tiles_;
     const std::int64_t tiles = std::min(end - begin, tiles_ - first);
     const std::int64_t skip = outer * size_ * inner_ * bytes;
-    auto a = args_at<ColumnsArgs>(skip);
+    auto a = args_at<ColumnsArgs>(t, skip);
     a.scale = at<float>(scale_.data, scale_.offset(*params_, outer));
     a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(*params_, outer)) : nullptr;
     a.scale_by_column = scale_.by_column;
@@ -179,18 +180,18 @@ void Plan::run_columns(std::int64_t begin, std::int64_t end) const noexcept {
   }
 }
 
-void Plan::run_float64(std::int64_t begin, std::int64_t end) const noexcept {
+void Plan::run_float64(const Tensors& t, std::int64_t begin, std::int64_t end) const noexcept {
   const std::int64_t bytes = element_size(params_->x_type);
   for (; begin < end; ++begin) {
     const std::int64_t outer = begin / inner_;
     const std::int64_t column = begin % inner_;
     const std::int64_t skip = (outer * size_ * inner_ + column) * bytes;
-    auto a = args_at<Float64Args>(skip);
+    auto a = args_at<Float64Args>(t, skip);
     if (outputs_) {
-      a.x = row_of(kRowsOfX, params_->x, begin);
-      a.residual = row_of(kRowsOfResidual, params_->residual, begin);
-      a.y = row_of(kRowsOfY, params_->y, begin);
-      a.sum = row_of(kRowsOfSum, params_->sum, begin);
+      a.x = row_of(kRowsOfX, t.x, begin);
+      a.residual = row_of(kRowsOfResidual, t.residual, begin);
+      a.y = row_of(kRowsOfY, t.y, begin);
+      a.sum = row_of(kRowsOfSum, t.sum, begin);
     }
     a.scale = at<double>(scale_.data, scale_.offset(*params_, outer) + (scale_.by_column ? column : 0));
     a.scale_step = scale_.by_column ? inner_ : 1;

@@ -92,6 +92,15 @@ Input input_at(const Node& node, const KernelContext* context, std::size_t index
   return input;
 }
 
+const void* residual_input(const Node& node, const KernelContext* context, int index, const Shape& x) {
+  const Input residual = input_at(node, context, static_cast<std::size_t>(index));
+  if (!(residual.shape == x)) {
+    throw Error(ort::kInvalidArgument,
+                node.owner + ": residual of shape " + residual.shape.text() + " must have the shape of X, " + x.text());
+  }
+  return residual.data;
+}
+
 void* output_at(const Node& node, KernelContext* context, std::size_t index, const Shape& shape) {
   Value* value = nullptr;
   check(ort::call<ort::KernelContext_GetOutput>(node.api, context, index, &shape.dims[0], shape.rank, &value));

@@ -49,6 +49,9 @@ struct Input {
 
 Input input_at(const Node& node, const ort::KernelContext* context, std::size_t index);
 
+// Where a residual of X's shape is; an error where it has another.
+const void* residual_input(const Node& node, const ort::KernelContext* context, int index, const Shape& x);
+
 // Where to write an output; null where an optional one is absent.
 void* output_at(const Node& node, ort::KernelContext* context, std::size_t index, const Shape& shape);
 

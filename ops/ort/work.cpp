@@ -27,8 +27,9 @@ void run_block(void* data, std::size_t index) {
 
 struct PlanWork final : Work {
   const Plan& plan;
-  explicit PlanWork(const Plan& plan) : plan(plan) {}
-  void run(std::int64_t begin, std::int64_t end) const noexcept override { plan.run(begin, end); }
+  const Tensors& tensors;
+  PlanWork(const Plan& plan, const Tensors& tensors) : plan(plan), tensors(tensors) {}
+  void run(std::int64_t begin, std::int64_t end) const noexcept override { plan.run(tensors, begin, end); }
 };
 
 }  // namespace
@@ -39,11 +40,10 @@ void run_parallel(const Node& node, ort::KernelContext* context, const Work& wor
   // has. A norm takes about 70 ps a value whatever its type (10 GB/s of 16-bit values and 20 of floats are both that),
   // so below twice that cost more threads are a bet. The number of threads is not known here: the number of blocks only
   // has an upper bound.
-  constexpr std::int64_t kLeastWork = 96 * 1024;
   constexpr std::int64_t kBlockWork = 16 * 1024;
   constexpr std::int64_t kMostBlocks = 64;
   const std::int64_t work_all = units * unit_work;
-  const std::int64_t blocks = work_all < kLeastWork ? 1 : std::min({units, work_all / kBlockWork, kMostBlocks});
+  const std::int64_t blocks = work_all < kLeastParallel ? 1 : std::min({units, work_all / kBlockWork, kMostBlocks});
   if (blocks <= 1) {
     work.run(0, units);
     return;
@@ -61,15 +61,15 @@ void prepare_norm(const Node& node, Plan& plan, const rms_norm_params& params, c
   }
 }
 
-void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan) {
-  run_parallel(node, context, PlanWork(plan), plan.units(), plan.unit_work());
+void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan, const Tensors& tensors) {
+  run_parallel(node, context, PlanWork(plan, tensors), plan.units(), plan.unit_work());
 }
 
 void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,
               bool already_rounded) {
   Plan plan;
   prepare_norm(node, plan, params, x, already_rounded);
-  run_plan(node, context, plan);
+  run_plan(node, context, plan, Tensors(params));
 }
 
 }  // namespace rmsnorm_deploy

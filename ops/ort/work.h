@@ -10,12 +10,16 @@
 namespace rmsnorm_deploy {
 
 class Plan;
+struct Tensors;
 
 // Ranges of units of work that can run at the same time.
 struct Work {
   virtual ~Work() = default;
   virtual void run(std::int64_t begin, std::int64_t end) const noexcept = 0;
 };
+
+// Units of fewer values than this are not worth handing over.
+constexpr std::int64_t kLeastParallel = 96 * 1024;
 
 // Run all units on onnxruntime's threads, or on this one where they are too small to be worth handing over. `unit_work`
 // is in values of a float32 or 16-bit norm.
@@ -26,7 +30,7 @@ void run_parallel(const Node& node, ort::KernelContext* context, const Work& wor
 void prepare_norm(const Node& node, Plan& plan, const rms_norm_params& params, const Shape& x, bool already_rounded,
                   bool moderate = false);
 
-void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan);
+void run_plan(const Node& node, ort::KernelContext* context, const Plan& plan, const Tensors& tensors);
 
 // Prepare `params` and run it.
 void run_norm(const Node& node, ort::KernelContext* context, const rms_norm_params& params, const Shape& x,

@@ -161,7 +161,7 @@ void FloatRows::norm(const float* from, std::int64_t rows, float* to) const noex
   if (const int failure = plan.prepare(params, true)) {
     code = failure;
   } else {
-    plan.run(0, plan.units());
+    plan.run(Tensors(params), 0, plan.units());
   }
 }
 

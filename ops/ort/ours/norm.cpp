@@ -6,6 +6,7 @@
 
 #include "../../contract/check.h"
 #include "../errors.h"
+#include "../known.h"
 #include "../work.h"
 #include "attributes.h"
 #include "gpu.h"
@@ -60,6 +61,9 @@ class Norm final : public Kernel {
     return input_at(*this, context, static_cast<std::size_t>(index));
   }
   void set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
+  // Everything but where X, its companions and the results are.
+  void describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
+  void set_outputs(KernelContext* context, const Shape& x, Tensors& tensors) const;
 
   bool on_gpu_;
   Types types_;
@@ -71,6 +75,7 @@ class Norm final : public Kernel {
   Constant scale_;
   Constant bias_;
   bool neutral_bias_ = false;  // the bias changes nothing, so that no kernel sees it
+  Known known_;                // with constant weights
 };
 
 void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
@@ -96,25 +101,39 @@ void Norm::set_weights(const KernelContext* context, const Shape& x, rms_norm_pa
   }
 }
 
+void Norm::describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
+  set_attributes(*this, attributes_, types_, x, params);
+  set_weights(context, x, params);
+}
+
+void Norm::set_outputs(KernelContext* context, const Shape& x, Tensors& tensors) const {
+  tensors.y = output_at(*this, context, 0, x);
+  if (sum_at_ >= 0) tensors.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x);
+}
+
 void Norm::compute(KernelContext* context) const {
   const Input x = input(context, 0);
-  rms_norm_params params;  // its long arrays are set as far as they are used
-  set_attributes(*this, attributes_, types_, x.shape, params);
-  params.residual = nullptr;
-  params.sum = nullptr;
-  if (residual_at_ >= 0) {
-    const Input residual = input(context, residual_at_);
-    if (!(residual.shape == x.shape)) {
-      throw Error(ort::kInvalidArgument, owner + ": residual of shape " + residual.shape.text() +
-                                             " must have the shape of X, " + x.shape.text());
-    }
-    params.residual = residual.data;
+  Tensors tensors;
+  tensors.x = x.data;
+  if (residual_at_ >= 0) tensors.residual = residual_input(*this, context, residual_at_, x.shape);
+  if (const Known::Norm* norm = known_.find(x.shape)) {
+    set_outputs(context, x.shape, tensors);
+    return run_plan(*this, context, norm->plan, tensors);
   }
-  set_weights(context, x.shape, params);
-  params.x = x.data;
-  params.y = output_at(*this, context, 0, x.shape);
-  if (sum_at_ >= 0) params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
+  if (scale_.data && known_.wants(x.shape)) {
+    auto made = std::make_unique<Known::Norm>();
+    made->x = x.shape;
+    describe(context, x.shape, made->params);
+    set_outputs(context, x.shape, tensors);
+    tensors.put(made->params);
+    prepare_norm(*this, made->plan, made->params, x.shape, true);
+    return run_plan(*this, context, known_.keep(made)->plan, tensors);
+  }
+  rms_norm_params params;  // its long arrays are set as far as they are used
+  describe(context, x.shape, params);
+  set_outputs(context, x.shape, tensors);
   if (x.shape.count() == 0) return;
+  tensors.put(params);
   if (on_gpu_) {
     launch(*this, context, params, nullptr, x.shape);
   } else {

@@ -10,6 +10,7 @@
 #include "../../cpu/plan.h"
 #include "../attributes.h"
 #include "../errors.h"
+#include "../known.h"
 #include "../work.h"
 #include "attributes.h"
 #include "gpu.h"
@@ -33,6 +34,7 @@ class Quantised : public Kernel {
         scale_at_(position_of(op.signature->inputs, Role::kScale)),
         sum_at_(position_of(op.signature->outputs, Role::kSum)),
         y_at_(position_of(op.signature->outputs, Role::kY)),
+        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)),
         attributes_(norm_attributes(*this, info, op.types.x)) {
     if (attributes_.stash_type != RMS_NORM_FLOAT32) {
       throw Error(ort::kInvalidGraph, owner + ": stash_type must be 1 (float)");
@@ -46,9 +48,15 @@ class Quantised : public Kernel {
     }
   }
 
+  void compute(KernelContext* context) const override;
+
  protected:
-  // Everything but what is made of y. Returns X's shape.
-  Shape set_norm(KernelContext* context, rms_norm_params& params) const;
+  // Where scale and zero point of the quantised values are: both are read when those are written.
+  virtual void set_quantised_scale(KernelContext* context, Tensors& tensors) const = 0;
+  virtual void set_quantised_types(rms_norm_params& params) const = 0;
+  virtual void run_empty(const Tensors& tensors) const = 0;
+  virtual void run(KernelContext* context, const Plan& plan, const rms_norm_params& params, const Tensors& tensors,
+                   const Shape& x) const = 0;
 
   bool on_gpu_;
   Types types_;
@@ -56,42 +64,61 @@ class Quantised : public Kernel {
   int scale_at_;
   int sum_at_;
   int y_at_;
+  int quantised_at_;
   NormAttributes attributes_;
   Constant scale_;
   bool moderate_ = false;  // the constant is, as Plan wants to know
+
+ private:
+  void describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
+
+  Known known_;  // with a constant scale
 };
 
-Shape Quantised::set_norm(KernelContext* context, rms_norm_params& params) const {
-  const Input x = input_at(*this, context, 0);
-  set_attributes(*this, attributes_, types_, x.shape, params);
+// Everything but where X, its companions and the results are.
+void Quantised::describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
+  set_attributes(*this, attributes_, types_, x, params);
   if (params.axis_begin + params.axis_count != params.rank) {
     throw Error(ort::kInvalidArgument, owner + ": axes " + text_of(attributes_.axes.data(), attributes_.axes.size()) +
-                                           " are not the last ones of X of shape " + x.shape.text());
+                                           " are not the last ones of X of shape " + x.text());
   }
-  params.residual = nullptr;
-  params.sum = nullptr;
   params.bias = nullptr;
-  if (residual_at_ >= 0) {
-    const Input residual = input_at(*this, context, static_cast<std::size_t>(residual_at_));
-    if (!(residual.shape == x.shape)) {
-      throw Error(ort::kInvalidArgument, owner + ": residual of shape " + residual.shape.text() +
-                                             " must have the shape of X, " + x.shape.text());
-    }
-    params.residual = residual.data;
-    params.sum = output_at(*this, context, static_cast<std::size_t>(sum_at_), x.shape);
-  }
+  set_quantised_types(params);
   if (scale_.data) {
     params.scale_type = RMS_NORM_FLOAT32;
     params.scale = scale_.data.get();
-    broadcast(*this, "scale", scale_.shape, x.shape, params.scale_strides);
+    broadcast(*this, "scale", scale_.shape, x, params.scale_strides);
   } else {
     const Input scale = input_at(*this, context, static_cast<std::size_t>(scale_at_));
     params.scale = scale.data;
-    broadcast(*this, "scale", scale.shape, x.shape, params.scale_strides);
+    broadcast(*this, "scale", scale.shape, x, params.scale_strides);
   }
-  params.x = x.data;
-  params.y = output_at(*this, context, static_cast<std::size_t>(y_at_), x.shape);
-  return x.shape;
+}
+
+void Quantised::compute(KernelContext* context) const {
+  const Input x = input_at(*this, context, 0);
+  Tensors tensors;
+  tensors.x = x.data;
+  if (residual_at_ >= 0) tensors.residual = residual_input(*this, context, residual_at_, x.shape);
+  const Known::Norm* norm = known_.find(x.shape);
+  std::unique_ptr<Known::Norm> made;
+  if (!norm) {
+    made = std::make_unique<Known::Norm>();
+    made->x = x.shape;
+    describe(context, x.shape, made->params);
+  }
+  const auto output = [&](int index) { return output_at(*this, context, static_cast<std::size_t>(index), x.shape); };
+  if (residual_at_ >= 0) tensors.sum = output(sum_at_);
+  tensors.y = output(y_at_);
+  tensors.quantised = output(quantised_at_);
+  set_quantised_scale(context, tensors);
+  if (norm) return run(context, norm->plan, norm->params, tensors, x.shape);
+  if (x.shape.count() == 0) return run_empty(tensors);
+  tensors.put(made->params);
+  if (on_gpu_) return launch(*this, context, made->params, nullptr, x.shape);
+  prepare_norm(*this, made->plan, made->params, x.shape, scale_.data != nullptr, moderate_);
+  norm = scale_.data && known_.wants(x.shape) ? known_.keep(made) : made.get();
+  run(context, norm->plan, norm->params, tensors, x.shape);
 }
 
 // -- by a given scale -------------------------------------------------------------------------------------------------
@@ -101,8 +128,7 @@ class GivenScale final : public Quantised {
   GivenScale(const Op& op, Node node, const KernelInfo* info)
       : Quantised(op, std::move(node), info),
         y_scale_at_(position_of(op.signature->inputs, Role::kQuantisedScale)),
-        zero_at_(position_of(op.signature->inputs, Role::kZeroPoint)),
-        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)) {
+        zero_at_(position_of(op.signature->inputs, Role::kZeroPoint)) {
     std::int64_t precision = RMS_NORM_FLOAT32;
     read(*this, info, "precision", &precision);
     if (precision != RMS_NORM_FLOAT32 && (precision != types_.x || types_.quantised_scale != types_.x)) {
@@ -121,12 +147,17 @@ class GivenScale final : public Quantised {
     }
   }
 
-  void compute(KernelContext* context) const override;
-
  private:
+  void set_quantised_scale(KernelContext* context, Tensors& tensors) const override;
+  void set_quantised_types(rms_norm_params& params) const override;
+  void run_empty(const Tensors&) const override {}
+  void run(KernelContext* context, const Plan& plan, const rms_norm_params&, const Tensors& tensors,
+           const Shape&) const override {
+    run_plan(*this, context, plan, tensors);
+  }
+
   int y_scale_at_;
   int zero_at_;
-  int quantised_at_;
   std::int32_t quotient_type_ = RMS_NORM_FLOAT32;
   // A constant scale and zero point, so that a run need not ask onnxruntime about them.
   bool has_constants_ = false;
@@ -134,32 +165,27 @@ class GivenScale final : public Quantised {
   unsigned char zero_ = 0;
 };
 
-void GivenScale::compute(KernelContext* context) const {
-  rms_norm_params params;
-  const Shape x = set_norm(context, params);
-  const void* zero = &zero_;
-  params.quantised_scale = y_scale_;
+void GivenScale::set_quantised_scale(KernelContext* context, Tensors& tensors) const {
+  tensors.quantised_scale = y_scale_;
+  tensors.zero_point = &zero_;
   if (!has_constants_) {
     const Input y_scale = input_at(*this, context, static_cast<std::size_t>(y_scale_at_));
-    const Input zero_point = input_at(*this, context, static_cast<std::size_t>(zero_at_));
-    if (y_scale.shape.count() != 1 || zero_point.shape.count() != 1) {
+    const Input zero = input_at(*this, context, static_cast<std::size_t>(zero_at_));
+    if (y_scale.shape.count() != 1 || zero.shape.count() != 1) {
       throw Error(ort::kInvalidArgument, owner + ": y_scale of shape " + y_scale.shape.text() +
-                                             " and y_zero_point of shape " + zero_point.shape.text() +
+                                             " and y_zero_point of shape " + zero.shape.text() +
                                              " must have one value each");
     }
-    params.quantised_scale = y_scale.data;
-    zero = zero_point.data;
+    tensors.quantised_scale = y_scale.data;
+    tensors.zero_point = zero.data;
   }
-  params.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
+  if (types_.quantised == RMS_NORM_FLOAT8E4M3FN) tensors.zero_point = nullptr;
+}
+
+void GivenScale::set_quantised_types(rms_norm_params& params) const {
   params.quantised_type = types_.quantised;
   params.quantised_scale_type = types_.quantised_scale;
-  params.zero_point = types_.quantised == RMS_NORM_FLOAT8E4M3FN ? nullptr : zero;
   params.quotient_type = quotient_type_;
-  if (x.count() == 0) return;
-  if (on_gpu_) return launch(*this, context, params, nullptr, x);
-  Plan plan;
-  prepare_norm(*this, plan, params, x, scale_.data != nullptr, moderate_);
-  run_plan(*this, context, plan);
 }
 
 // -- by a scale of its own range --------------------------------------------------------------------------------------
@@ -167,70 +193,72 @@ void GivenScale::compute(KernelContext* context) const {
 // The norm, up to the range of y.
 struct RangesWork final : Work {
   const Plan* plan;
+  const Tensors* tensors;
   RowFactor* factors;  // one for each row
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    plan->run_ranges(begin, end, factors + begin);
+    plan->run_ranges(*tensors, begin, end, factors + begin);
   }
 };
 
 // The rest of it, by the scale that followed from the range.
 struct BytesWork final : Work {
   const Plan* plan;
+  const Tensors* tensors;
   const RowFactor* factors;
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    plan->run_outputs(begin, end, factors + begin);
+    plan->run_outputs(*tensors, begin, end, factors + begin);
   }
+};
+
+// The ends of a range that holds zero.
+struct Range {
+  float least = 0.0f;
+  float most = 0.0f;
 };
 
 class OwnScale final : public Quantised {
  public:
   OwnScale(const Op& op, Node node, const KernelInfo* info)
       : Quantised(op, std::move(node), info),
-        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)),
         y_scale_at_(position_of(op.signature->outputs, Role::kQuantisedScale)),
         zero_at_(position_of(op.signature->outputs, Role::kZeroPoint)) {}
 
-  void compute(KernelContext* context) const override;
-
  private:
-  template <typename Value>
-  Value* one(KernelContext* context, int index) const {
-    Shape none;
-    return static_cast<Value*>(output_at(*this, context, static_cast<std::size_t>(index), none));
+  void set_quantised_scale(KernelContext* context, Tensors& tensors) const override;
+  void set_quantised_types(rms_norm_params& params) const override;
+  void run_empty(const Tensors& tensors) const override { set_scale({}, tensors); }
+  void run(KernelContext* context, const Plan& plan, const rms_norm_params& params, const Tensors& tensors,
+           const Shape& x) const override;
+
+  // The range of y, where the plan has no ranges. It writes `sum`, and leaves the rest to a second norm.
+  Range range_of(KernelContext* context, rms_norm_params params, const Shape& x, std::int64_t rows) const;
+
+  // What DynamicQuantizeLinear makes of a range, in onnxruntime's order of operations.
+  static void set_scale(const Range& range, const Tensors& tensors) {
+    const float scale = range.most == range.least ? 1.0f : (range.most - range.least) / 255.0f;
+    const float zero = std::max(0.0f, std::min(255.0f, 0.0f - range.least / scale));
+    // Both are this node's outputs.
+    *static_cast<float*>(const_cast<void*>(tensors.quantised_scale)) = scale;
+    *static_cast<std::uint8_t*>(const_cast<void*>(tensors.zero_point)) =
+        static_cast<std::uint8_t>(std::nearbyint(zero));
   }
 
-  // The ends of the range of y; `plan` has_ranges().
-  std::pair<float, float> norm(KernelContext* context, const Plan& plan, RowFactor* factors) const;
-  // The same of any norm of so many rows. It writes `sum`, and leaves the rest to a second norm.
-  std::pair<float, float> norm(KernelContext* context, rms_norm_params params, const Shape& x, std::int64_t rows) const;
-
-  int quantised_at_;
   int y_scale_at_;
   int zero_at_;
 };
 
-// What DynamicQuantizeLinear makes of the ends of a range that holds zero, in onnxruntime's order of operations.
-void scale_of(std::pair<float, float> ends, float* scale, std::uint8_t* zero_point) {
-  const auto [least, most] = ends;
-  *scale = most == least ? 1.0f : (most - least) / 255.0f;
-  const float zero = std::max(0.0f, std::min(255.0f, 0.0f - least / *scale));
-  *zero_point = static_cast<std::uint8_t>(std::nearbyint(zero));
+void OwnScale::set_quantised_scale(KernelContext* context, Tensors& tensors) const {
+  Shape none;
+  tensors.quantised_scale = output_at(*this, context, static_cast<std::size_t>(y_scale_at_), none);
+  tensors.zero_point = output_at(*this, context, static_cast<std::size_t>(zero_at_), none);
 }
 
-constexpr std::int64_t kFewRows = 64;
-
-std::pair<float, float> OwnScale::norm(KernelContext* context, const Plan& plan, RowFactor* factors) const {
-  RangesWork work;
-  work.plan = &plan;
-  work.factors = factors;
-  run_parallel(*this, context, work, plan.units(), plan.unit_work());
-  std::pair<float, float> ends = {0.0f, 0.0f};
-  plan.widen_range(factors, &ends.first, &ends.second);
-  return ends;
+void OwnScale::set_quantised_types(rms_norm_params& params) const {
+  params.quantised_type = RMS_NORM_UINT8;
+  params.quantised_scale_type = RMS_NORM_FLOAT32;
 }
 
-std::pair<float, float> OwnScale::norm(KernelContext* context, rms_norm_params params, const Shape& x,
-                                       std::int64_t rows) const {
+Range OwnScale::range_of(KernelContext* context, rms_norm_params params, const Shape& x, std::int64_t rows) const {
   std::vector<float> ends(2 * static_cast<std::size_t>(rows));
   params.least = ends.data();
   params.most = params.least + rows;
@@ -242,34 +270,34 @@ std::pair<float, float> OwnScale::norm(KernelContext* context, rms_norm_params p
           std::max(0.0f, *std::max_element(params.most, params.most + rows))};
 }
 
-void OwnScale::compute(KernelContext* context) const {
-  rms_norm_params params;
-  const Shape x = set_norm(context, params);
-  auto* const y_scale = one<float>(context, y_scale_at_);
-  auto* const zero = one<std::uint8_t>(context, zero_at_);
-  params.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
-  params.quantised_type = RMS_NORM_UINT8;
-  params.quantised_scale = y_scale;
-  params.quantised_scale_type = RMS_NORM_FLOAT32;
-  params.zero_point = zero;
-  if (x.count() == 0) return scale_of({0.0f, 0.0f}, y_scale, zero);
-  Plan plan;
-  prepare_norm(*this, plan, params, x, scale_.data != nullptr, moderate_);
+void OwnScale::run(KernelContext* context, const Plan& plan, const rms_norm_params& prepared, const Tensors& tensors,
+                   const Shape& x) const {
   if (!plan.has_ranges()) {
-    scale_of(norm(context, params, x, plan.units()), y_scale, zero);
+    rms_norm_params params = prepared;
+    tensors.put(params);
+    set_scale(range_of(context, params, x, plan.units()), tensors);
     if (params.sum) params.x = params.sum;
     params.residual = nullptr;
     params.sum = nullptr;
     return run_norm(*this, context, params, x, scale_.data != nullptr);
   }
+  constexpr std::int64_t kFewRows = 64;
   RowFactor few[kFewRows];
   std::unique_ptr<RowFactor[]> many;
   if (plan.units() > kFewRows) many.reset(new RowFactor[static_cast<std::size_t>(plan.units())]);
-  BytesWork work;
-  work.plan = &plan;
-  work.factors = many ? many.get() : few;
-  scale_of(norm(context, plan, many ? many.get() : few), y_scale, zero);
-  run_parallel(*this, context, work, plan.units(), plan.unit_work());
+  RangesWork ranges;
+  ranges.plan = &plan;
+  ranges.tensors = &tensors;
+  ranges.factors = many ? many.get() : few;
+  run_parallel(*this, context, ranges, plan.units(), plan.unit_work());
+  Range range;
+  plan.widen_range(tensors, ranges.factors, &range.least, &range.most);
+  set_scale(range, tensors);
+  BytesWork bytes;
+  bytes.plan = &plan;
+  bytes.tensors = &tensors;
+  bytes.factors = ranges.factors;
+  run_parallel(*this, context, bytes, plan.units(), plan.unit_work());
 }
 
 }  // namespace
