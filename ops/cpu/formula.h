@@ -10,6 +10,8 @@
 #if !defined(INLINE)
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // of members
 #define INLINE static ALWAYS_INLINE
+#elif !defined(ALWAYS_INLINE)
+#define ALWAYS_INLINE
 #endif
 
 namespace rmsnorm_deploy {

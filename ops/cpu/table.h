@@ -133,6 +133,9 @@ struct OutputsArgs {
 // The greatest magnitude of a scale that the kernels of bytes.h are given.
 constexpr float kMostModerate = 0x1p32f;
 
+// Of 2^16: how near to a tie a quotient is not trusted; see Blocks of quantise.h.
+constexpr int kUnsure = 12;
+
 // Rows of float32, one behind the other, whose range is to be known before they are written anywhere.
 struct RangesArgs {
   const void* x;

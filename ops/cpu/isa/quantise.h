@@ -44,7 +44,7 @@ INLINE bool exceeds(Vector v, float limit) {
 }
 #endif
 
-#if !defined(HAS_BYTE_BLOCKS)
+#if !defined(HAS_BYTE_BLOCKS) && !defined(HAS_DISTANCE)
 // How far each lane, of less than 2^22, is from the nearest whole number.
 INLINE Vector distance(Vector v) {
   const Vector nearest = (v + set1(0x1.8p23f)) - set1(0x1.8p23f);  // floats from 2^23 on are whole numbers

@@ -20,9 +20,6 @@ struct Bfloat {
   std::uint16_t bits;
 };
 
-// Of 2^16: how near to a tie a quotient is not trusted; see Blocks of quantise.h.
-constexpr int kUnsure = 12;
-
 }  // namespace
 
 #endif  // RMSNORM_DEPLOY_CPU_ISA_TYPES_H_
