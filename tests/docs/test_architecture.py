@@ -55,7 +55,7 @@ check: __init__ alone sites ulp outside machine shares result condition evaluato
     measured original site_values clock comparison site_runs bench beginning site_check verify demo
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
-    decide apply report convert
+    decide apply report narrow convert
 fusing: __init__ clearing copies draft names report touched foreign guard neighbours form inlined our_node forms
     trailing mending provenance forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
