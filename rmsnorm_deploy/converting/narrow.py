@@ -68,8 +68,9 @@ def _alone(match: Match) -> Match:
 def _is_narrow(facts: Facts, norm: Match) -> bool:
     """Whether a norm of the last dimension is one of 16 bits, and nothing but that."""
     p = norm.parameters
-    plain = NormParameters(Op.RMS_NORM, p.output_type, axes=p.axes, epsilon=p.epsilon, scale_type=p.scale_type)
-    if p.output_type not in SIXTEEN_BIT or p != plain or norm.factor != 1.0 or norm.references:
+    if p.output_type not in SIXTEEN_BIT or norm.factor != 1.0 or norm.references:
+        return False
+    if p != NormParameters(Op.RMS_NORM, p.output_type, axes=p.axes, epsilon=p.epsilon, scale_type=p.scale_type):
         return False
     if p.axes != (-1,) and (norm.rank is None or p.axes != (norm.rank - 1,)):
         return False
