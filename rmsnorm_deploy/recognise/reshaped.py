@@ -109,8 +109,8 @@ class _Vectors:
             return tensor
         for attribute in node.attribute:
             if attribute.name == "value" and not attribute.ref_attr_name:
-                tensor = attribute.t
-                return tensor
+                held: TensorProto = attribute.t
+                return held
             if attribute.name == "value_ints" and not attribute.ref_attr_name:
                 return numpy_helper.from_array(np.array(attribute.ints, np.int64))
             if attribute.name == "value_int" and not attribute.ref_attr_name:
