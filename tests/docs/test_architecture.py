@@ -64,7 +64,8 @@ op: dtypes versions quantising retyping definition formula naming reference sche
     known_bodies
 recognise: __init__ match scopes element_types neighbours folding sameness long_vectors origin refusal bindings
     reshaped inference factor size sizes state facts checks leading quantising activation fused_forms magnitude
-    our_nodes residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending engine
+    our_nodes residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending
+    engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
