@@ -39,20 +39,19 @@ def round_once(model: ir.Model, rest: set[ir.Node], names: Names, *, marks: bool
     facts = facts_of(model, None, graphs)
     writer = Writer(facts, names, opset_of(model), model.graph, marks=marks)
     found = [norm for norm in map(_alone, recognise(model, None, graphs)[0]) if not rest.isdisjoint(norm.nodes)]
-    loose = []
+    loose, now = [], dict[ir.Value | None, ir.Value]()
     for norm in found:
         if not _is_narrow(facts, norm):
             continue
-        sum_ = _bias_behind(facts, norm)
-        end, bias = norm.end, None
-        if sum_ is not None:
-            end, bias = sum_
-        nodes = writer.norm(
-            *(node_name(end), norm.x, norm.parameters.epsilon, norm.scale, bias),
-            output=ir.DataType(norm.parameters.output_type),
-        )
+        end, bias = _bias_behind(facts, norm) or (norm.output.producer(), None)
+        assert end is not None
+        # one norm may read what another has given
+        x, scale = now.get(norm.x, norm.x), now.get(norm.scale, norm.scale)
+        kind = ir.DataType(norm.parameters.output_type)
+        nodes = writer.norm(node_name(end), x, norm.parameters.epsilon, scale, bias, output=kind)
         assert end.graph is not None
         end.graph.insert_before(end, nodes)
+        now[end.outputs[0]] = nodes[-1].outputs[0]
         take_over(end.outputs[0], nodes[-1].outputs[0])
         loose += [*norm.nodes, end]
     remove_dead(loose)
