@@ -29,6 +29,30 @@ class RMSNormalization(OpRun):
         return (y.astype(scale.dtype) * scale,)
 
 
+class LayerNormalization(OpRun):
+    """Of ai.onnx 17. That of onnx computes in the type of X, too, and loses what a mean far from zero leaves."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        stash_type: int = TensorProto.FLOAT,
+    ) -> tuple[Array, Array, Array]:
+        axes = tuple(range(axis % x.ndim, x.ndim))
+        wide = x.astype(np.result_type(x.dtype, helper.tensor_dtype_to_np_dtype(stash_type)))
+        mean = wide.mean(axis=axes, keepdims=True)
+        difference = wide - mean
+        deviation = np.sqrt(np.square(difference).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon))
+        # normalised in the stash type, rounded to that of X, then scaled and shifted in that
+        y = (difference / deviation).astype(x.dtype) * scale
+        return y if bias is None else y + bias, mean, 1 / deviation
+
+
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """An evaluator of ``model``, whose weights are in memory."""
-    return ReferenceEvaluator(model, new_ops=[RMSNormalization])
+    return ReferenceEvaluator(model, new_ops=[RMSNormalization, LayerNormalization])

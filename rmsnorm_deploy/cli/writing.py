@@ -177,6 +177,8 @@ class Output:
         """What was verified and written, to stderr."""
         if self.compared is not None:
             say(f"verified: {self.compared.summary()}")
+            if self._no_less_exact and self.compared.less_exact:
+                say(f"warning: less exact: {self.compared.less_exact}")
             if self.compared.library:
                 say(f"warning: verified without the library's kernels: {self.compared.library}")
         if self.saved is not None:

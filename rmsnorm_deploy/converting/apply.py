@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from rmsnorm_deploy.converting.writers import is_leaf, read, require_place, stor
 from rmsnorm_deploy.converting.writing import Writer, take_over
 from rmsnorm_deploy.fusing.names import Names
 from rmsnorm_deploy.model.dead import remove_dead
-from rmsnorm_deploy.recognise.facts import Facts
+from rmsnorm_deploy.recognise.facts import Facts, is_op, node_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,16 @@ class Applier:
         found: what becomes of biases.
         writer: writes nodes.
         names: gives names.
+        facts: what is known of the model before it is changed.
+
+    Attributes:
+        rest: what is left of LayerNorms that were spelled out: the readers of the value without a mean.
     """
 
-    def __init__(self, decision: Decision, found: Biases, writer: Writer, names: Names) -> None:
+    def __init__(self, decision: Decision, found: Biases, writer: Writer, names: Names, facts: Facts) -> None:
         self._decision, self._biases, self._writer, self._names = decision, found, writer, names
+        self._facts = facts
+        self.rest: set[ir.Node] = set()
         self._made: dict[tuple[ir.Value, How], ir.Value] = {}
         self._centred: dict[tuple[ir.Value, int], ir.Value] = {}
         self._copied: dict[ir.Value, bool] = {}
@@ -212,6 +218,7 @@ class Applier:
     def _norm(self, norm: Norm) -> None:
         node = norm.node
         if not norm.is_operator:
+            self.rest.update(_readers(norm.output))
             self._drop(node, norm.index)
             for difference in norm.differences:
                 self._drop(difference, 0)
@@ -219,12 +226,17 @@ class Applier:
         gone = node in self._biases.absent or node in self._biases.folded
         x = node.inputs[0]  # the value that is centred by now
         assert x is not None
-        now = dataclasses.replace(norm, x=x)
-        nodes = self._writer.norm(now, None if gone else norm.bias)
+        bias = None if gone else norm.bias
+        nodes = self._writer.norm(node_name(node), x, norm.epsilon, norm.scale, bias, output=self._output_type(norm, x))
         assert node.graph is not None
         node.graph.insert_before(node, nodes)
         take_over(norm.output, nodes[-1].outputs[0])
         self._loose.append(node)
+
+    def _output_type(self, norm: Norm, x: ir.Value) -> ir.DataType:
+        """That of onnxruntime's own LayerNormalization, which is older than the standard's, is its scale's."""
+        known = norm.output.dtype or self._facts.dtype(norm.scale) or self._facts.dtype(x)
+        return known or ir.DataType.FLOAT
 
     def _drop(self, node: ir.Node, index: int) -> None:
         """Let an input of a node stand for its result."""
@@ -261,6 +273,14 @@ class Applier:
         node = value.producer()
         if node is not None:
             self._loose.append(node)
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    """What reads a value, also in another type."""
+    for node, _ in value.uses():
+        yield node
+        if is_op(node, "Cast", "Identity"):
+            yield from _readers(node.outputs[0])
 
 
 def _insert_behind(value: ir.Value, nodes: list[ir.Node]) -> None:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from rmsnorm_deploy.converting.apply import Applier, biases
 from rmsnorm_deploy.converting.contrib import put_together, take_apart
 from rmsnorm_deploy.converting.decide import decide
+from rmsnorm_deploy.converting.narrow import round_once
 from rmsnorm_deploy.converting.report import ConversionReport, described, others_of
 from rmsnorm_deploy.converting.writing import Writer
 from rmsnorm_deploy.errors import ModelError, UsageError
@@ -148,8 +149,10 @@ def _converted(model: ir.Model, *, dry_run: bool, marks: bool = False) -> tuple[
         put_together(apart, ())
         return model, report
     done = {norm.node for stream in decision.converted for norm in stream.norms}
-    Applier(decision, found, Writer(facts, names, opset, model.graph, marks=marks), names).run()
+    applier = Applier(decision, found, Writer(facts, names, opset, model.graph, marks=marks), names, facts)
+    applier.run()
     put_together(apart, done)
+    round_once(model, applier.rest, names, marks=marks)
     return model, dataclasses.replace(report, ops_after=count_ops(scopes(model)))
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.fusing.names import Constants, Names
-from rmsnorm_deploy.recognise.facts import Facts, node_name
+from rmsnorm_deploy.recognise.facts import Facts
 from rmsnorm_deploy.recognise.output import BELONGS
 
 FLOAT = ir.DataType.FLOAT
@@ -33,28 +32,37 @@ class Writer:
         self._constants = Constants(names)
         self._nodes: list[ir.Node] = []
 
-    def norm(self, norm: Norm, bias: ir.Value | None) -> list[ir.Node]:
-        """The RMSNorm of ``norm.x``, scaled, with ``bias`` or without one; the last node gives the result.
+    def norm(
+        self,
+        name: str,
+        x: ir.Value,
+        epsilon: float,
+        scale: ir.Value | None,
+        bias: ir.Value | None,
+        *,
+        output: ir.DataType,
+    ) -> list[ir.Node]:
+        """The RMSNorm of ``x``, scaled, with ``bias`` or without one, in the type ``output``; the last node gives it.
 
         16 bits are left for float32 in the beginning and come back at the end: one rounding, as in LayerNormalization.
         """
-        name, dtype = node_name(norm.node), self._facts.dtype(norm.x) or FLOAT
-        wide, like = (FLOAT if dtype in _WIDENED else dtype), norm.x
-        x = self._cast(norm.x, dtype, wide, f"{name}_x")
+        dtype = self._facts.dtype(x) or FLOAT
+        wide, like = (FLOAT if dtype in _WIDENED else dtype), x
+        x = self._cast(x, dtype, wide, f"{name}_x")
         square = self._op("Mul", [x, x], f"{name}_square", wide, like)
         mean = self._mean(square, -1, f"{name}_mean_square", wide)
-        epsilon = self._constant(np.float64(norm.epsilon), wide, f"{name}_epsilon")
-        root = self._op("Sqrt", [self._op("Add", [mean, epsilon], f"{name}_sum", wide)], f"{name}_rms", wide)
+        added = self._constant(np.float64(epsilon), wide, f"{name}_epsilon")
+        root = self._op("Sqrt", [self._op("Add", [mean, added], f"{name}_sum", wide)], f"{name}_rms", wide)
         y = self._op("Div", [x, root], f"{name}_normalised", wide, like)
-        for op_type, value in (("Mul", norm.scale), ("Add", bias)):
+        for op_type, value in (("Mul", scale), ("Add", bias)):
             if value is not None:
                 given = self._facts.dtype(value) or wide
                 y = self._op(op_type, [y, self._cast(value, given, wide, f"{name}_wide")], f"{name}_y", wide, like)
                 if op_type == "Add" and self._marks:
                     self._nodes[-1].metadata_props[BELONGS] = "1"
-        y = self._cast(y, wide, self._output_type(norm), f"{name}_narrow")
+        y = self._cast(y, wide, output, f"{name}_narrow")
         if y.shape is None:
-            y.shape = _likely(self._facts, norm.x)
+            y.shape = _likely(self._facts, like)
         return self._taken()
 
     def centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
@@ -71,10 +79,6 @@ class Writer:
         negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
         self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
         return self._taken()
-
-    def _output_type(self, norm: Norm) -> ir.DataType:
-        """That of onnxruntime's own LayerNormalization, which is older than the standard's, is its scale's."""
-        return norm.output.dtype or self._facts.dtype(norm.scale) or self._facts.dtype(norm.x) or FLOAT
 
     def zero(self, value: ir.Value) -> list[ir.Node]:
         """``value`` without its mean where it is the same for all features."""

@@ -60,3 +60,21 @@ def test_onnxs_norm_is_evaluated_in_the_type_that_it_states(scale_type):
     (got,) = by_definition(made, {"x": x, "w": scale})
     assert got.dtype == scale.dtype
     assert np.array_equal(got, np.stack([scale, scale]))
+
+
+def test_onnxs_layer_norm_is_evaluated_in_the_type_that_it_states():
+    info = helper.make_tensor_value_info
+    node = helper.make_node("LayerNormalization", ["x", "w", "b"], ["y", "mean", "inverse"], axis=-1, epsilon=0.0)
+    graph = helper.make_graph([node], "g", [info("x", F16, [1, 4]), info("w", F16, [4]), info("b", F16, [4])], [])
+    graph.output.append(info("y", F16, [1, 4]))
+    graph.output.extend(info(name, TensorProto.FLOAT, [1, 1]) for name in ("mean", "inverse"))
+    made = Runnable(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), None, None, 0)
+    # in float16 the sum is infinite, and of 20000.25 nothing but 20000 is left
+    x = np.array([[20000, 20016, 20000, 19985]], np.float16)
+    w, b = np.array([1, 2, 3, 1 / 3], np.float16), np.array([0, 1, 2, 3], np.float16)
+    y, mean, inverse = by_definition(made, {"x": x, "w": w, "b": b})
+    wide = x.astype(np.float64)
+    normalised = ((wide - wide.mean()) / wide.std()).astype(np.float16)
+    np.testing.assert_array_equal(y, normalised * w + b)  # NumPy rounds each step to float16, as the definition does
+    assert (y.dtype, mean.dtype) == (np.float16, np.float32)
+    np.testing.assert_allclose([mean.item(), inverse.item()], [wide.mean(), 1 / wide.std()], rtol=1e-6)

@@ -70,6 +70,26 @@ def test_a_model_in_float16_is_verified(run, tmp_path):
     assert "verified: " in err
 
 
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.FLOAT])
+def test_an_error_larger_than_the_original_s_is_told(run, tmp_path, dtype):
+    """New weights are rounded to float16 once more, where onnxruntime computes the original in float32."""
+    g = Streams(dtype=dtype)
+    onnx.save(g.finish(g.layers(g.embedded(), 6)), tmp_path / "m.onnx")
+    status, out, err = run("convert", tmp_path / "m.onnx", "-o", tmp_path / "out.onnx", "--json")
+    assert status == 0, err
+    checks = json.loads(out)["verification"]["checks"]
+    worst, own, stated = (max(c[key] for c in checks) for key in ("error", "as_run_error", "original_error"))
+    said = [line for line in err.splitlines() if line.startswith("warning: less exact: ")]
+    if dtype == TensorProto.FLOAT:
+        assert worst <= max(1.5 * own, 1)
+        assert not said
+        return
+    assert own < 1 < worst < stated
+    (line,) = said
+    assert line.startswith(f"warning: less exact: {worst:.3g} ULP (")
+    assert line.endswith(f"the original with {own:.3g}; with the roundings that it states it has {stated:.3g}")
+
+
 def test_options(run, model, tmp_path):
     plain = tmp_path / "plain.onnx"
     assert run("convert", model, "-o", plain, "--no-fuse", "--no-verify", "--require", "all")[0] == 0

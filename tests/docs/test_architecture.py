@@ -55,7 +55,7 @@ check: __init__ alone sites ulp outside machine shares result condition evaluato
     measured original site_values clock comparison site_runs bench beginning site_check verify demo
 cli: signals streams commands options outcome sources printing tree reporting app writing __init__ each commands/*
 converting: __init__ centring norms writers at stream writing moving products contents contrib moves bias streams
-    decide apply report convert
+    decide apply report narrow convert
 fusing: __init__ clearing copies draft names report touched foreign guard neighbours form inlined our_node forms
     trailing mending provenance forms/* plan apply prepare fuse pass_ unfuse
 model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
@@ -63,8 +63,9 @@ model: __init__ exchange leftovers graphs copying dead dims files skeleton text 
 op: dtypes versions quantising retyping definition formula naming reference schema traces words body __init__
     known_bodies
 recognise: __init__ match scopes element_types neighbours folding sameness long_vectors origin refusal bindings
-    inference factor size sizes state facts checks leading quantising activation fused_forms magnitude our_nodes
-    residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending engine
+    reshaped inference factor size sizes state facts checks leading quantising activation fused_forms magnitude
+    our_nodes residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending
+    engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session
