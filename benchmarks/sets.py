@@ -14,6 +14,7 @@ import functools
 import gc
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from benchmarks.timing import Contestant, alternate, median, ratios
 
 LEAST_SETS, MOST_SETS = 6, 16
 LEAST_ROUNDS = 4
+MOST_SECONDS = 60
+"""No more sets after this time, once there are the least."""
 PRECISION = 0.005
 """No more sets once the standard errors of what is saved, and of the model against itself, are below this."""
 SHARED_BYTES = 64 * 1024
@@ -66,7 +69,7 @@ def measure(first: Callable[[], Any], second: Callable[[], Any], *, quick: bool,
         seconds: about how long the rounds of a set take.
     """
     sets = Sets()
-    makers = (first, first, second)
+    makers, start = (first, first, second), time.perf_counter()
     for i in range(2 if quick else MOST_SETS):
         order = list(itertools.permutations(range(3)))[i % 6]
         made = {which: makers[which]() for which in order}
@@ -89,7 +92,8 @@ def measure(first: Callable[[], Any], second: Callable[[], Any], *, quick: bool,
         del made, three, a, b, ours
         gc.collect()
         errors = (np.std(found, ddof=1) / math.sqrt(i + 1) for found in (sets.saved, sets.control) if i)
-        if i + 1 >= LEAST_SETS and max(errors) < PRECISION:
+        is_late = time.perf_counter() - start > MOST_SECONDS
+        if i + 1 >= LEAST_SETS and (is_late or max(errors) < PRECISION):
             break
     return sets
 
