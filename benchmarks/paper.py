@@ -21,7 +21,7 @@ import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
 import rmsnorm_deploy
-from benchmarks import paper_plot
+from benchmarks import paper_plot, sets
 from benchmarks.buffers import Buffers
 from benchmarks.chains import LAYER_NORM, Chain, session
 from benchmarks.models import encoders, language
@@ -38,8 +38,6 @@ PAPER = (0.07, 0.64)
 SKIP = "GPT-2 of SkipLayerNormalization"
 NORMS = {"LayerNormalization", "SkipLayerNormalization", *(kind.value for kind in op.Op)}
 CHAIN_LENGTH = 16
-PAIRS = 6
-"""Pairs of sessions of a model, made anew: where its weights happen to lie in memory is worth 5 % at one row."""
 Record = dict[str, Any]
 
 
@@ -49,12 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the records go")
     parser.add_argument("--summary", type=Path, help="show the records of this file; measure nothing")
     parser.add_argument("--plot", type=Path, help="where the plot goes, a PNG; needs matplotlib, the extra 'plot'")
+    parser.add_argument("--models", help="only the models whose name and rows contain this; no norm alone")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     given = parser.parse_args(arguments)
     if given.summary:
         records = json.loads(given.summary.read_text())
     else:
-        records = [*norms(given.quick), *models(given.quick)]
+        records = [*([] if given.models else norms(given.quick)), *models(given.quick, given.models or "")]
     if given.json:
         given.json.write_text(json.dumps(records, indent=1) + "\n")
     sys.stdout.write(table(records))
@@ -118,10 +117,28 @@ def _record(case: str, form: str, rows: int, theirs: Contestant, ours: Contestan
     }
 
 
+def _model_record(name: str, rows: int, usual: sets.Sets, same_place: sets.Sets | None) -> Record:
+    record = {
+        "case": _case(name, rows),
+        "form": name,
+        "rows": rows,
+        "ours_us": median(usual.second_us),
+        "layer_norm_us": median(usual.first_us),
+        "sets": len(usual.saved),
+        "onnxruntime": ort.__version__,
+    }
+    for what, measured in (("", usual), ("_same_place", same_place)):
+        for part in ("saved", "control"):
+            found = None if measured is None else sets.interval(getattr(measured, part))
+            record[f"{part}{what}"] = None if found is None else found[0]
+            record[f"{part}{what}_spread"] = None if found is None else found[1:]
+    return record
+
+
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
-def models(quick: bool) -> list[Record]:
+def models(quick: bool, only: str = "") -> list[Record]:
     """Models with LayerNorm as onnxruntime optimises them, beside the same converted and fused, one thread."""
     layers = 1 if quick else 4
     tokens = lambda *shape: {"tokens": np.random.default_rng(1).integers(0, language.VOCABULARY, shape)}  # noqa: E731
@@ -132,30 +149,35 @@ def models(quick: bool) -> list[Record]:
     frames, image = (20, 32) if quick else (3000, 224)
     whisper = functools.partial(encoders.whisper, "float32", layers, frames)
     found = []
-    for name, build, sets in (
+    for name, build, inputs in (
         *(("GPT-2", functools.partial(gpt2, count=n), {n: tokens(1, n)}) for n in counts),
         *((SKIP, functools.partial(gpt2, count=n, skip=True), {n: tokens(1, n)}) for n in counts),
         ("ViT", vit, {b * ((image // 16) ** 2 + 1): {"image": _random(b, 3, image, image)} for b in (1, 4)}),
         ("Whisper encoder", whisper, {frames // 2: {"features": _random(1, encoders.MELS, frames)}}),
         ("GRU", gru, {b: tokens(b, 2 if quick else 16) for b in ((1, 4) if quick else (1, 64))}),
     ):
-        found += _model(name, build, sets, quick)
+        wanted = {rows: feeds for rows, feeds in inputs.items() if only in _case(name, rows)}
+        found += _model(name, build, wanted, quick) if wanted else []
     return found
+
+
+def _case(name: str, rows: int) -> str:
+    return f"{name}, {rows} rows"
 
 
 def _random(*shape: int) -> Any:
     return np.random.default_rng(1).standard_normal(shape, np.float32)
 
 
-def _model(name: str, build: Callable[[], ModelProto], sets: dict[int, dict[str, Any]], quick: bool) -> list[Record]:
+def _model(name: str, build: Callable[[], ModelProto], inputs: dict[int, dict[str, Any]], quick: bool) -> list[Record]:
     original = _trained(build())
     converted, report = rmsnorm_deploy.convert(original)
     if report.converted != report.found:
         raise AssertionError(f"{name}: {report.summary()}")
     found = []
-    for rows, feeds in sets.items():
-        theirs, ours = _paired(name, (original, converted), feeds, quick)
-        record = _record(f"{name}, {rows} rows", name, rows, theirs, ours)
+    for rows, feeds in inputs.items():
+        usual, same_place = _compared(name, (original, converted), feeds, quick)
+        record = _model_record(name, rows, usual, same_place)
         for side, model in (("layer_norm", original), ("ours", converted)):
             spent = times_by_operator(_session, model, feeds, 2 if quick else 10)
             total = sum(spent.values())
@@ -167,25 +189,26 @@ def _model(name: str, build: Callable[[], ModelProto], sets: dict[int, dict[str,
     return found
 
 
-def _paired(
+def _compared(
     name: str, models: Sequence[ModelProto], feeds: dict[str, Any], quick: bool
-) -> tuple[Contestant, Contestant]:
-    """The original and the converted model, with the rounds of several pairs of sessions, each made first in turn."""
-    pairs: list[list[Contestant]] = []
-    for i in range(1 if quick else PAIRS):
-        order = (0, 1) if i % 2 == 0 else (1, 0)
-        made = {which: _session(models[which]) for which in order}
-        theirs, ours = made[0], made[1]
-        _agree(name, theirs.run(None, feeds), ours.run(None, feeds))
-        pair = [
-            Contestant([functools.partial(one.run, None, feeds)], 1, threads=1, round_us=100 if quick else 20_000)
-            for one in (theirs, ours)
-        ]
-        _take_turns(pair, quick, seconds=0.5)
-        pairs.append(pair)
-    for first, *more in zip(*pairs, strict=True):
-        first.rounds += [time for one in more for time in one.rounds]
-    return pairs[0][0], pairs[0][1]
+) -> tuple[sets.Sets, sets.Sets | None]:
+    """The original and the converted model, as they are; of one row with all weights in the same place, too."""
+    results = [_session(model).run(None, feeds) for model in models]
+    _agree(name, *results)
+
+    def as_it_is(model: ModelProto) -> Callable[[], Any]:
+        return functools.partial(_session(model).run, None, feeds)
+
+    place = sets.Place()
+    usual, same_place = (
+        [functools.partial(make, model) for model in models]
+        for make in (as_it_is, lambda model: place.runner(_session, model, feeds))
+    )
+    is_one = len(next(iter(results[0])).reshape(-1, results[0][0].shape[-1])) == 1
+    return (
+        sets.measure(*usual, quick=quick),
+        sets.measure(*same_place, quick=quick, seconds=2.0) if is_one else None,
+    )
 
 
 def _trained(model: ModelProto) -> ModelProto:
@@ -231,17 +254,27 @@ def table(records: Sequence[Record]) -> str:
     for r in records:
         if r["what"] == "norm":
             lines.append(f"| {r['form']} | {r['case']} | {r['saved']:.0%} | {r['of_whole_norm']:.2f} |")
-    lines += ["", "| model | rows | saved | norms' share before | after | norms' time left | with additions |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    lines += [
+        "",
+        "| model | rows | saved | against itself | saved, weights in the same place | against itself "
+        "| norms' share before | after | norms' time left | with additions |",
+    ]
+    lines.append("| --- | ---: |" + " ---: |" * 8)
     for r in records:
         if r["what"] == "model":
             left = r["ours_norms_us"] / r["layer_norm_norms_us"]
             before, after = (r[f"{side}_norms_us"] + r[f"{side}_additions_us"] for side in ("layer_norm", "ours"))
             shares = f"{r['layer_norm_share']:.1%} | {r['ours_share']:.1%}"
-            lines.append(
-                f"| {r['form']} | {r['rows']} | {r['saved']:.1%} | {shares} | {left:.2f} | {after / before:.2f} |"
-            )
+            saved = " | ".join(_with_interval(r, f"{w}{p}") for p in ("", "_same_place") for w in ("saved", "control"))
+            lines.append(f"| {r['form']} | {r['rows']} | {saved} | {shares} | {left:.2f} | {after / before:.2f} |")
     return "\n".join(lines) + "\n"
+
+
+def _with_interval(record: Record, what: str) -> str:
+    if record[what] is None:
+        return ""
+    low, high = record[f"{what}_spread"]
+    return f"{record[what]:.1%} ({low:.1%} to {high:.1%})"
 
 
 if __name__ == "__main__":

@@ -89,7 +89,13 @@ def relative_error(values: Sequence[float]) -> float:
 
 
 def alternate(
-    contestants: Sequence[Contestant], *, judged: int, most_rounds: int, seconds: float, precision: float
+    contestants: Sequence[Contestant],
+    *,
+    judged: int,
+    most_rounds: int,
+    seconds: float,
+    precision: float,
+    least_rounds: int = LEAST_ROUNDS,
 ) -> None:
     """Let all run in every round, in an order that is rotated and reversed in turn.
 
@@ -97,8 +103,9 @@ def alternate(
         contestants: the first is the one that the others are compared with.
         judged: how many of them, from the first, must be measured with ``precision``.
         most_rounds: the end in any case.
-        seconds: the end after this time, once there are :data:`LEAST_ROUNDS`.
+        seconds: the end after this time, once there are ``least_rounds``.
         precision: the end once the standard error of each median ratio is below this part of it.
+        least_rounds: not before this many.
     """
     start = time.perf_counter()
     for i in range(most_rounds):
@@ -106,7 +113,7 @@ def alternate(
         order = [*contestants[first:], *contestants[:first]]
         for one in order if i % 2 else reversed(order):
             one.round()
-        if i + 1 < LEAST_ROUNDS:
+        if i + 1 < least_rounds:
             continue
         others = contestants[1:judged]
         if time.perf_counter() - start > seconds or all(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_deploy.converting.bias import Product, products_behind
 from rmsnorm_deploy.converting.centring import Array
-from rmsnorm_deploy.converting.contents import edited, lazy
+from rmsnorm_deploy.converting.contents import edited, lazy, looked_up
 from rmsnorm_deploy.converting.decide import Decision
 from rmsnorm_deploy.converting.norms import Norm
 from rmsnorm_deploy.converting.stream import How, Stream
@@ -81,6 +81,7 @@ class Applier:
         self.rest: set[ir.Node] = set()
         self._made: dict[tuple[ir.Value, How], ir.Value] = {}
         self._centred: dict[tuple[ir.Value, int], ir.Value] = {}
+        self._means: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._copied: dict[ir.Value, bool] = {}
         self._loose: list[ir.Node] = []
 
@@ -194,11 +195,26 @@ class Applier:
         for value, source in stream.sources.items():
             made = self._centred.get((value, source.axis))
             if made is None:
-                nodes = self._writer.zero(value) if source.is_flat else self._writer.centring(value, source.axis)
+                nodes = self._writer.zero(value) if source.is_flat else self._centring(value, source.axis)
                 _insert_behind(value, nodes)
                 made = self._centred[value, source.axis] = nodes[-1].outputs[0]
             for node, index in stream.edges.get(value, ()):
                 node.replace_input_with(index, made)
+
+    def _centring(self, value: ir.Value, axis: int) -> list[ir.Node]:
+        table = _table_behind(value) if axis == -1 else None
+        if table is None:
+            return self._writer.centring(value, axis)
+        leaf, rows = table
+        wide = self._writer.wide(value)
+        means = self._means.get((leaf, wide))
+        if means is None:
+            tensor = tensor_of(leaf)
+            assert tensor is not None
+            name = self._names.unique(f"{leaf.name}_means")
+            means = self._register(leaf, looked_up(tensor, leaf.name, name, wide), name)
+            self._means[leaf, wide] = means
+        return self._writer.looking_up(value, means, rows)
 
     def _unscale(self, stream: Stream) -> None:
         """Take out the products with what was folded into the weights in front of them."""
@@ -281,6 +297,20 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
         yield node
         if is_op(node, "Cast", "Identity"):
             yield from _readers(node.outputs[0])
+
+
+def _table_behind(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """The constant matrix that ``value`` is rows of, which others read as well, and which rows; None if it is not."""
+    node = value.producer()
+    if node is None or not is_op(node, "Gather") or len(node.inputs) != 2:
+        return None
+    table, rows = node.inputs
+    axis = node.attributes.get("axis")
+    if table is None or rows is None or not is_leaf(table) or table.is_graph_input() or (axis and axis.is_ref()):
+        return None
+    tensor = tensor_of(table)
+    is_rows = tensor is not None and len(tensor.shape) == 2 and (axis is None or axis.value in (0, -2))
+    return (table, rows) if is_rows else None
 
 
 def _insert_behind(value: ir.Value, nodes: list[ir.Node]) -> None:

@@ -53,6 +53,19 @@ def centred(array: Array, axis: int, scales: Sequence[Array] = ()) -> Array:
     return result
 
 
+def means(array: Array, dtype: Any) -> Array:
+    """The mean of each row of a matrix, negated: a column of ``dtype``, for rows that are looked up.
+
+    Args:
+        array: of a float type.
+        dtype: a float type of at least its size.
+    """
+    result = np.empty((len(array), 1), dtype)
+    for rows, _ in _blocks(array.shape, [0]):
+        result[rows] = -array[rows].astype(np.float64).mean(axis=1, keepdims=True)
+    return result
+
+
 def _blocks(shape: tuple[int, ...], others: Sequence[int]) -> Iterable[tuple[slice, ...]]:
     """Parts of an array of at most about ``_BLOCK`` elements, each with all features."""
     if not others:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_deploy.converting.centring import Array, centred
+from rmsnorm_deploy.converting.centring import Array, centred, means
 from rmsnorm_deploy.converting.stream import How
 from rmsnorm_deploy.converting.writers import read, tensor_of, vector_behind
 from rmsnorm_deploy.errors import ModelError
@@ -63,14 +63,34 @@ def spoilt(tensor: ir.TensorProtocol, name: str | None, how: How) -> tuple[str, 
     return "", False
 
 
-def lazy(like: ir.TensorProtocol, name: str | None, content: Callable[[], Array]) -> ir.LazyTensor:
-    """A tensor of the type and shape of ``like`` whose content is computed each time that somebody reads it."""
-    dtype = ir.DataType(like.dtype)
+def looked_up(tensor: ir.TensorProtocol, name: str | None, new_name: str, dtype: ir.DataType) -> ir.LazyTensor:
+    """A column of ``dtype``: what has to be added to each row of a table of rows to take its mean away."""
+    shape = ir.Shape([tensor.shape.numpy()[0], 1])
+    return lazy(tensor, new_name, lambda: means(read(tensor, name), dtype.numpy()), dtype, shape)
+
+
+def lazy(
+    like: ir.TensorProtocol,
+    name: str | None,
+    content: Callable[[], Array],
+    dtype: ir.DataType | None = None,
+    shape: ir.Shape | None = None,
+) -> ir.LazyTensor:
+    """A tensor whose content is computed each time that somebody reads it.
+
+    Args:
+        like: what it is made of: it has the place of that, and its type and shape unless others are given.
+        name: its name.
+        content: computes what it holds.
+        dtype: its type.
+        shape: its shape.
+    """
+    kind = ir.DataType(like.dtype) if dtype is None else dtype
 
     def evaluate() -> ir.Tensor[Any]:
-        return ir.Tensor(content().astype(dtype.numpy(), copy=False), dtype=dtype, name=name)
+        return ir.Tensor(content().astype(kind.numpy(), copy=False), dtype=kind, name=name)
 
-    made = ir.LazyTensor(evaluate, dtype, ir.Shape(like.shape.numpy()), name=name)
+    made = ir.LazyTensor(evaluate, kind, ir.Shape(like.shape.numpy()) if shape is None else shape, name=name)
     if isinstance(like, ir.ExternalTensor) or (isinstance(like, ir.LazyTensor) and like.meta.get(OUTSIDE)):
         made.meta[OUTSIDE] = True
     return made

@@ -71,13 +71,35 @@ class Writer:
         Not written as a subtraction: a norm of the result would then be taken for a LayerNormalization, which would
         take the same mean once more. The result is there anyway, for the stream.
         """
-        name, dtype = value.name or "value", self._facts.dtype(value) or FLOAT
-        wide = FLOAT if dtype in _WIDENED else dtype
-        x = self._cast(value, dtype, wide, f"{name}_wide")
+        name, wide = value.name or "value", self.wide(value)
+        x = self._cast(value, self._facts.dtype(value) or FLOAT, wide, f"{name}_wide")
         mean = self._mean(x, axis, f"{name}_mean", wide)
         minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
-        negated = self._op("Mul", [mean, minus], f"{name}_negated", wide)
-        self._cast(self._op("Add", [x, negated], f"{name}_centred", wide, value), wide, dtype, f"{name}_narrow")
+        return self._moved(value, x, self._op("Mul", [mean, minus], f"{name}_negated", wide))
+
+    def looking_up(self, value: ir.Value, means: ir.Value, rows: ir.Value) -> list[ir.Node]:
+        """As :meth:`centring` for rows of a table: their means are looked up as they are, which takes one pass less.
+
+        Args:
+            value: the rows.
+            means: what has to be added to each row of the table, of the type that :meth:`wide` says.
+            rows: which rows ``value`` is.
+        """
+        name, wide = value.name or "value", self.wide(value)
+        x = self._cast(value, self._facts.dtype(value) or FLOAT, wide, f"{name}_wide")
+        found = self._op("Gather", [means, rows], f"{name}_negated", wide, None, [ir.AttrInt64("axis", 0)])
+        return self._moved(value, x, found)
+
+    def wide(self, value: ir.Value) -> ir.DataType:
+        """The type in which ``value`` is centred."""
+        dtype = self._facts.dtype(value) or FLOAT
+        return FLOAT if dtype in _WIDENED else dtype
+
+    def _moved(self, value: ir.Value, wide: ir.Value, by: ir.Value) -> list[ir.Node]:
+        """``wide``, which is ``value`` in the type of the arithmetic, plus ``by``; in the type of ``value``."""
+        name, dtype = value.name or "value", self.wide(value)
+        result = self._op("Add", [wide, by], f"{name}_centred", dtype, value)
+        self._cast(result, dtype, self._facts.dtype(value) or FLOAT, f"{name}_narrow")
         return self._taken()
 
     def zero(self, value: ir.Value) -> list[ir.Node]:

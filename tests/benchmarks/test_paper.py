@@ -24,8 +24,12 @@ def test_every_norm_and_model_is_measured(measured):
     assert {r["form"] for r in models} == MODELS
     for record in records:
         assert record["saved"] < 1
-        assert record["rounds"] >= 11
+    assert all(record["rounds"] >= 11 for record in norms)
     for record in models:
+        for what in ("saved", "control"):
+            assert record[f"{what}_spread"][0] <= record[what] <= record[f"{what}_spread"][1]
+            # a single row does little but read weights
+            assert (record[f"{what}_same_place"] is not None) == (record["rows"] == 1)
         assert 0 < record["ours_share"] < 1
         assert 0 < record["layer_norm_share"] < 1
         assert not set(record["ours_norm_kinds"]) & {"LayerNormalization", "SkipLayerNormalization"}
@@ -39,6 +43,14 @@ def test_the_tables_are_shown_again(measured, capsys):
     shown = capsys.readouterr().out
     assert "| pRMSNorm 25% | 4x64 |" in shown
     assert shown.count("| GPT-2 |") == 2
+    assert shown.count(" to ") > 2 * len(MODELS)
+
+
+def test_one_model_alone(capsys):
+    assert paper.main(["--quick", "--models", "GPT-2, 4"]) == 0
+    shown = capsys.readouterr().out
+    assert "| GPT-2 | 4 |" in shown
+    assert not any(other in shown for other in ("| GPT-2 | 1 |", "ViT", "| RMSNorm |"))
 
 
 def test_the_plot_is_a_picture(measured, tmp_path):

@@ -1,6 +1,7 @@
 """What must not be converted, or only with care: each is refused with the node named, or right."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -83,6 +84,59 @@ def test_a_table_that_the_last_product_reads_as_well_is_not_edited():
     y = g.op("MatMul", g.layer_norm(x), g.op("Transpose", table, perm=[1, 0]))
     g.output(y, "y", (2, TOKENS, 400))
     _tied(g.model(), "table")
+
+
+@pytest.mark.parametrize("dtype", [F, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+@pytest.mark.parametrize("axis", [None, 0, -2])
+def test_means_of_rows_that_are_looked_up_are_looked_up_as_well(dtype, axis):
+    """One reduction less while the model runs; the means are exact but for one rounding, in 32 bits at least."""
+    g = Streams(dtype=dtype)
+    table = g.random(2200, D, name="table", mean=3.0)
+    g.output(g.op("MatMul", g.random(1, D), g.op("Transpose", table, perm=[1, 0])), "other", (1, 2200))
+    ids = g.input("ids", I64, (2, TOKENS))
+    attributes = {} if axis is None else {"axis": axis}
+    x, again = (g.op("Gather", table, ids, dtype=dtype, **attributes) for _ in range(2))
+    model = g.finish(g.layers(x + again, 5))
+    if dtype == TensorProto.BFLOAT16:  # which onnxruntime's CPU has no products of
+        plain, report = rmsnorm_deploy.convert(model, fuse=False)
+    else:
+        plain, report = converted(model, exact=False, least=2.0 if dtype == TensorProto.FLOAT16 else 1.0)
+    assert report.converted == 6
+    assert len(report.streams[0].centrings) == 2
+    looked_up = [n for n in plain.graph.node if n.op_type == "Gather"]
+    means = {n.input[0] for n in looked_up} - {"table"}
+    assert (len(looked_up), len(means)) == (4, 1), "both look-ups share the means"
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in plain.graph.initializer}
+    values = held[means.pop()]
+    wide = np.float64 if dtype == TensorProto.DOUBLE else np.float32
+    wanted = -held["table"].astype(np.float64).mean(axis=1, keepdims=True)
+    assert values.dtype == wide
+    np.testing.assert_array_equal(values, wanted.astype(wide))
+    # the norms have one each, and nothing else takes a mean
+    assert sum(n.op_type == "ReduceMean" for n in plain.graph.node) == 6
+
+
+@pytest.mark.parametrize("kind", ["features", "three", "input"])
+def test_what_is_looked_up_otherwise_is_centred_as_it_is(kind):
+    """Features of a table's columns, rows of a matrix, and a table that a caller gives have no means to look up."""
+    g = Streams()
+    ids = g.input("ids", I64, (2, TOKENS))
+    if kind == "features":
+        table = g.random(D, 2200, name="table")
+        x = g.op("Transpose", g.op("Gather", table, ids, axis=1), perm=[1, 2, 0])
+    elif kind == "three":
+        table = g.random(2200, 1, D, name="table")
+        x = g.along("Squeeze", g.op("Gather", table, ids), [2])
+    else:
+        table = g.input("table", F, (2200, D))
+        x = g.op("Gather", table, ids, dtype=F)
+    if kind != "input":
+        g.output(g.op("Tanh", table), "other", (2200, 1, D) if kind == "three" else (D, 2200))
+    plain, report = converted(g.finish(g.layers(x, 3)))
+    assert report.converted == 4
+    assert len(report.streams[0].centrings) == 1
+    assert sum(n.op_type == "Gather" for n in plain.graph.node) == 1
+    assert sum(n.op_type == "ReduceMean" for n in plain.graph.node) == 5
 
 
 def _tied(model, name, norms=3, stays=True):

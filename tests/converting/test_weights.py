@@ -102,6 +102,10 @@ def test_the_arithmetic_in_blocks_is_that_of_the_whole(monkeypatch):
             monkeypatch.setattr(module, "_BLOCK", block)
             np.testing.assert_array_equal(centred(array, axis, scales), wanted)
     np.testing.assert_array_equal(centred(array, -4), np.zeros_like(array))
+    for block in (1, 11, 10**6):
+        monkeypatch.setattr(module, "_BLOCK", block)
+        wanted = -array[0].astype(np.float64).mean(axis=1, keepdims=True)
+        np.testing.assert_array_equal(module.means(array[0], np.float32), wanted.astype(np.float32))
 
 
 def test_weights_are_never_all_in_memory(tmp_path):
