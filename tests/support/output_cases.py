@@ -172,6 +172,15 @@ def test_rows_of_any_floats(kernels, quantised_type, size):
             same(*bytes_of(kernels, call, max(scale, 1e-38), quantised_type, zero, trial % 4 == 0))
 
 
+def test_subnormal_quotients_and_huge_scales(kernels):
+    """x / rms is rounded to few bits, and then scaled into the range of a byte."""
+    rng = np.random.default_rng(73)
+    x = (rng.integers(1, 200, (4, 256)) * np.float64(1e-44)).astype(np.float32)
+    x[:, 0] = 3.0
+    call = Call(x, np.full(256, 2e38, np.float32), epsilon=0.0)
+    same(*bytes_of(kernels, call, 2e-6, INT8, 3, False))
+
+
 @pytest.mark.parametrize("x_type", [F16, BF16])
 def test_a_quotient_of_sixteen_bits(kernels, x_type):
     rng = np.random.default_rng(63)

@@ -30,7 +30,7 @@ FAULTS = {
         "+ 1e-5 * static_cast<double>(factor.high)",
     ),
     "a scale beyond the moderate": ("plan.cpp", "<= kMostModerate", "<= 3e38f"),
-    "zero point forgotten": ("quantise.cpp", "*at<std::int8_t>(p.zero_point, first + i)", "0"),
+    "zero point forgotten": ("quantise.cpp", "*at<std::int8_t>(zero_point, first + i)", "0"),
     "the first row's scale": ("isa/outputs.h", "a.by_row ? row : 0", "0"),
     "another stride": ("run.cpp", "a.y_step = rows_.step[kRowsOfY]", "a.y_step = size_"),
     "a padded lane": ("isa/quantise.h", "k < count - i; ++k", "k < kLanes; ++k"),
@@ -50,11 +50,6 @@ def beside_ties(kernels):
     cases.test_rows_beside_ties(kernels, INT8, 0)
 
 
-def any_floats(kernels):
-    for size in (64, 256):
-        cases.test_rows_of_any_floats(kernels, INT8, size)
-
-
 def extremes(kernels):
     cases.test_extremes_of_rows(kernels, F32, 0)
 
@@ -70,7 +65,7 @@ CHECKS = {
     "ties not looked at": cases.test_quotients_beside_ties,
     "y not rounded": beside_ties,
     "half of the factor": beside_ties,
-    "a scale beyond the moderate": any_floats,
+    "a scale beyond the moderate": cases.test_subnormal_quotients_and_huge_scales,
     "zero point forgotten": pairs,
     "the first row's scale": pairs,
     "another stride": layouts,
