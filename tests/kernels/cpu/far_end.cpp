@@ -199,13 +199,13 @@ rms_norm_params params_of(const Case& c, std::int64_t outer, std::int64_t inner)
 
 // The last units of one call, or all where `last` is negative; the gate is of float32. A code of the contract.
 int run_units(const Case& c, const rms_norm_params& p, const unsigned char* gate, std::int64_t last) {
-  const auto run = [last](const auto& plan) { plan.run(last < 0 ? 0 : plan.units() - last, plan.units()); };
+  const auto from = [last](const auto& plan) { return last < 0 ? 0 : plan.units() - last; };
   Plan plan;
   GatedPlan gated;
   const rms_norm_gate given = {RMS_NORM_GATE_VERSION, kF32, RMS_NORM_SILU, c.place, gate};
   const int code = c.place < 0 ? plan.prepare(p, true) : gated.prepare(p, given, true);
   if (code != RMS_NORM_OK) return std::puts(rmsnorm_deploy_error_text(code)), code;
-  c.place < 0 ? run(plan) : run(gated);
+  c.place < 0 ? plan.run(Tensors(p), from(plan), plan.units()) : gated.run(from(gated), gated.units());
   return RMS_NORM_OK;
 }
 
