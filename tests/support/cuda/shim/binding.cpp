@@ -2,9 +2,9 @@
 // registered for the GPU's providers, and in the place of the CPU's ops for the CPU, whose memory is the emulated one.
 #include <cstddef>
 
+#include "cpu/convert.h"
 #include "cpu/gated.h"
 #include "cpu/plan.h"
-#include "cpu/quantise.h"
 #include "include/rms_norm.h"
 #include "ort/library.h"
 
@@ -16,15 +16,15 @@ std::size_t provider_count() noexcept { return sizeof kProviders / sizeof kProvi
 const Provider& provider_at(std::size_t index) noexcept { return kProviders[index]; }
 
 // The kernels of the CPU, which must not be asked for anything.
-int Plan::prepare(const rms_norm_params&, bool) noexcept { __builtin_trap(); }
-void Plan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
-int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
-void GatedPlan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
-void quantise(const void*, std::int32_t, std::int64_t, float, std::int32_t, std::int32_t, std::int32_t,
-              void*) noexcept {
+int Plan::prepare(const rms_norm_params&, bool, bool) noexcept { __builtin_trap(); }
+void Plan::run(const Tensors&, std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
+void Plan::run_ranges(const Tensors&, std::int64_t, std::int64_t, RowFactor*) const noexcept { __builtin_trap(); }
+void Plan::widen_range(const Tensors&, const RowFactor*, float*, float*) const noexcept { __builtin_trap(); }
+void Plan::run_outputs(const Tensors&, std::int64_t, std::int64_t, const RowFactor*) const noexcept {
   __builtin_trap();
 }
-void extremes(const float*, std::int64_t, float*, float*) noexcept { __builtin_trap(); }
+int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
+void GatedPlan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
 void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
 
 }  // namespace rmsnorm_deploy
