@@ -46,9 +46,8 @@ class Writer:
 
         16 bits are left for float32 in the beginning and come back at the end: one rounding, as in LayerNormalization.
         """
-        dtype = self._facts.dtype(x) or FLOAT
-        wide, like = (FLOAT if dtype in _WIDENED else dtype), x
-        x = self._cast(x, dtype, wide, f"{name}_x")
+        wide, like = self.wide(x), x
+        x = self._cast(x, self._dtype(x), wide, f"{name}_x")
         square = self._op("Mul", [x, x], f"{name}_square", wide, like)
         mean = self._mean(square, -1, f"{name}_mean_square", wide)
         added = self._constant(np.float64(epsilon), wide, f"{name}_epsilon")
@@ -72,7 +71,7 @@ class Writer:
         take the same mean once more. The result is there anyway, for the stream.
         """
         name, wide = value.name or "value", self.wide(value)
-        x = self._cast(value, self._facts.dtype(value) or FLOAT, wide, f"{name}_wide")
+        x = self._cast(value, self._dtype(value), wide, f"{name}_wide")
         mean = self._mean(x, axis, f"{name}_mean", wide)
         minus = self._constant(np.float64(-1.0), wide, f"{name}_minus")
         return self._moved(value, x, self._op("Mul", [mean, minus], f"{name}_negated", wide))
@@ -86,25 +85,28 @@ class Writer:
             rows: which rows ``value`` is.
         """
         name, wide = value.name or "value", self.wide(value)
-        x = self._cast(value, self._facts.dtype(value) or FLOAT, wide, f"{name}_wide")
+        x = self._cast(value, self._dtype(value), wide, f"{name}_wide")
         found = self._op("Gather", [means, rows], f"{name}_negated", wide, None, [ir.AttrInt64("axis", 0)])
         return self._moved(value, x, found)
 
     def wide(self, value: ir.Value) -> ir.DataType:
-        """The type in which ``value`` is centred."""
-        dtype = self._facts.dtype(value) or FLOAT
+        """The type of the arithmetic on ``value``."""
+        dtype = self._dtype(value)
         return FLOAT if dtype in _WIDENED else dtype
+
+    def _dtype(self, value: ir.Value) -> ir.DataType:
+        return self._facts.dtype(value) or FLOAT
 
     def _moved(self, value: ir.Value, wide: ir.Value, by: ir.Value) -> list[ir.Node]:
         """``wide``, which is ``value`` in the type of the arithmetic, plus ``by``; in the type of ``value``."""
         name, dtype = value.name or "value", self.wide(value)
         result = self._op("Add", [wide, by], f"{name}_centred", dtype, value)
-        self._cast(result, dtype, self._facts.dtype(value) or FLOAT, f"{name}_narrow")
+        self._cast(result, dtype, self._dtype(value), f"{name}_narrow")
         return self._taken()
 
     def zero(self, value: ir.Value) -> list[ir.Node]:
         """``value`` without its mean where it is the same for all features."""
-        name, dtype = f"{value.name or 'value'}_centred", self._facts.dtype(value) or FLOAT
+        name, dtype = f"{value.name or 'value'}_centred", self._dtype(value)
         self._op("Mul", [value, self._constant(np.float64(0.0), dtype, f"{name}_factor")], name, dtype, value)
         return self._taken()
 
