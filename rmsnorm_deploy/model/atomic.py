@@ -12,6 +12,7 @@ from pathlib import Path
 from rmsnorm_deploy.errors import UsageError
 from rmsnorm_deploy.model.exchange import can_exchange, exchange
 from rmsnorm_deploy.model.leftovers import is_mentioned, note_doubtful, remove_leftovers, temporary_folder
+from rmsnorm_deploy.model.turns import one_at_a_time
 
 _OVERWRITE = "Pass --force (overwrite=True in Python) to replace it."
 
@@ -29,6 +30,7 @@ class Staging:
         self.settled = False
         self._done: list[tuple[Path, Path | None, int]] = []
         self._replaced: list[Path] = []
+        self._doubtful: frozenset[str] = frozenset()
 
     def publish(self, staged: Path, target: Path, *, overwrite: bool = False) -> None:
         """Move a file or folder to its name. Should anything fail later, the earlier state is brought back.
@@ -74,6 +76,7 @@ class Staging:
         Args:
             files: by the name that each has, or will have, beside the temporary folder.
         """
+        self._doubtful = frozenset(files)
         note_doubtful(self.folder, files)
 
     def replaces(self, *files: Path) -> None:
@@ -104,28 +107,39 @@ class Staging:
         return old
 
     def _roll_back(self) -> None:
-        for target, old, number in reversed(self._done):
-            if old is not None and old.is_dir() and not os.path.lexists(target):
-                old.rename(target)
-                continue
-            if not os.path.lexists(target) or target.lstat().st_ino != number:  # not moved there, or replaced since
-                continue
-            if old is not None and old.is_dir():
-                aside = self.folder / f"undone-{number}"
-                target.rename(aside)
-                old.rename(target)
-            elif old is not None:
-                old.replace(target)
-            elif target.is_dir():
-                shutil.rmtree(target, ignore_errors=True)
-            else:
-                target.unlink(missing_ok=True)
+        # In turns with other runs: what a file is now must still hold when it is taken away.
+        with one_at_a_time(self.folder.parent):
+            for target, old, number in reversed(self._done):
+                self._take_back(target, old, number)
+
+    def _take_back(self, target: Path, old: Path | None, number: int) -> None:
+        if old is not None and old.is_dir() and not os.path.lexists(target):
+            old.rename(target)
+            return
+        if not os.path.lexists(target) or target.lstat().st_ino != number:  # not moved there, or replaced since
+            return
+        if target.name in self._doubtful and is_mentioned(target.name, target.parent):  # another run found it of use
+            return
+        if old is not None and old.is_dir():
+            aside = self.folder / f"undone-{number}"
+            target.rename(aside)
+            old.rename(target)
+        elif old is not None:
+            old.replace(target)
+        elif target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        for file in self._replaced:
-            with contextlib.suppress(OSError):
-                if not is_mentioned(file.name, file.parent):
-                    file.unlink()
+        if not self._replaced:
+            return
+        # In turns with other runs: between the question and the answer one could put weights under an old name.
+        with one_at_a_time(self.folder.parent):
+            for file in self._replaced:
+                with contextlib.suppress(OSError):
+                    if not is_mentioned(file.name, file.parent):
+                        file.unlink()
 
 
 @contextlib.contextmanager
@@ -159,24 +173,6 @@ def staging(target: Path) -> Iterator[Staging]:
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """While this lasts, no other run of ours is in it for the same folder, where the file system can tell."""
-    try:
-        import fcntl
-
-        place = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # not on this system, or a folder that cannot be read
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(place)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rmsnorm_deploy.model.turns import one_at_a_time
+
 _NAME = re.compile(r"\.rmsnorm-deploy\.([0-9a-f]{8})\.([0-9]{1,9})\.[a-z0-9_]+\.tmp(\.onnx(\.check)?)?")
 _TOO_OLD = 24 * 3600
 """Seconds after which no run can still be at work, wherever it ran."""
@@ -80,11 +82,13 @@ def _remove(parent: Path, left: Path, *, is_folder: bool) -> None:
     doubtful: object = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         doubtful = json.loads((left / _JOURNAL).read_bytes())
-    for name, inode in doubtful.items() if isinstance(doubtful, dict) else ():
-        file = parent / name
-        with contextlib.suppress(OSError, ValueError):
-            if file.name == name and file.lstat().st_ino == inode and not is_mentioned(name, parent):
-                file.unlink()
+    if isinstance(doubtful, dict) and doubtful:
+        with one_at_a_time(parent):
+            for name, inode in doubtful.items():
+                file = parent / name
+                with contextlib.suppress(OSError, ValueError):
+                    if file.name == name and file.lstat().st_ino == inode and not is_mentioned(name, parent):
+                        file.unlink()
     shutil.rmtree(left, ignore_errors=True)
 
 

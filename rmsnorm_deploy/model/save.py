@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_deploy.errors import ModelError, RmsNormDeployError, UsageError, first_line
-from rmsnorm_deploy.model.atomic import Staging, one_at_a_time, staging, write_new
+from rmsnorm_deploy.model.atomic import Staging, staging, write_new
 from rmsnorm_deploy.model.commit import commit_weights, old_weights
 from rmsnorm_deploy.model.copying import Told
 from rmsnorm_deploy.model.external import weights_folder
@@ -23,6 +23,7 @@ from rmsnorm_deploy.model.leftovers import remove_leftovers
 from rmsnorm_deploy.model.load import PROTOBUF_LIMIT
 from rmsnorm_deploy.model.made import OUTSIDE, Made, put_inside, set_aside
 from rmsnorm_deploy.model.sound import require_sound
+from rmsnorm_deploy.model.turns import one_at_a_time
 from rmsnorm_deploy.model.validity import check_written
 from rmsnorm_deploy.model.weights import (
     NOTHING_MADE,

@@ -58,7 +58,7 @@ converting: __init__ centring norms writers at stream writing moving products co
     decide apply report narrow convert
 fusing: __init__ clearing copies draft names report touched foreign guard neighbours form inlined our_node forms
     trailing mending provenance forms/* plan apply prepare fuse pass_ unfuse
-model: __init__ exchange leftovers graphs copying dead dims files skeleton text atomic calls equations external
+model: __init__ exchange turns leftovers graphs copying dead dims files skeleton text atomic calls equations external
     many_dimensions splice commit cut sound made load weights validity opset save
 op: dtypes versions quantising retyping definition formula naming reference schema traces words body __init__
     known_bodies

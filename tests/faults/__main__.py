@@ -33,6 +33,7 @@ def writing(given, folder):
             rng, forced = random.Random(given.seed), " --force" if force else ""
             yield f"no space, {name}{forced}", list(saves.without_space(place, force, given.moments, rng))
             yield f"{given.moments} pairs, {name}{forced}", list(saves.two_at_once(place, force, given.moments))
+            yield f"overtaken, {name}{forced}", list(saves.overtaken(place, force))
         yield f"folder removed, {name}", list(saves.folder_removed(place))
     if disk.able():
         (folder / "disk").mkdir()

@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -246,6 +247,47 @@ def two_at_once(place, force, count):
         if ends != ([0, 0] if force else [0, 2]) or wrong:
             yield f"pair {number}: {ends} {wrong}"
     os.close(hidden)
+
+
+def overtaken(place, force):
+    """At each change of the file system by one run, another with the same output goes as far as it can."""
+    hidden = os.open(os.devnull, os.O_WRONLY)
+    options = ["--force"] if force else []
+    for at in range(1000):
+        place.begin(force)
+        (heard, tells), (waits, lets) = os.pipe(), os.pipe()
+
+        def stop(tells=tells, waits=waits):
+            os.write(tells, b"!")
+            os.read(waits, 1)
+
+        # none of them is a child of the other, which would inherit its locks
+        slow = start(fusing(place.two, place.output, *options), lambda at=at, stop=stop: at_change(at, stop), hidden)
+        os.close(tells)
+        reached, children = bool(os.read(heard, 1)), [slow]
+        if reached:
+            children.append(start(fusing(place.one, place.output, *options), said=hidden))
+            until_it_waits(children[1])
+            os.write(lets, b"!")
+        ends = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        for end in (heard, waits, lets):
+            os.close(end)
+        if not reached:
+            break
+        wrong = place.wrong({1, 2}) or place.crowded()
+        if ends != ([0, 0] if force else [0, 2]) or wrong:
+            yield f"change {at}: {ends} {wrong}"
+    os.close(hidden)
+
+
+def until_it_waits(child):
+    """Return when ``child`` has ended or waits for a lock on a file; after a while where that cannot be seen."""
+    locks, status = Path("/proc/locks"), Path(f"/proc/{child}/stat")
+    ends = time.monotonic() + (60 if locks.exists() else 5)
+    while time.monotonic() < ends and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        if locks.exists() and any("->" in line and f" {child} " in line for line in locks.read_text().splitlines()):
+            return
+        time.sleep(0.005)
 
 
 def input_changed(place, how):

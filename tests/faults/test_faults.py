@@ -56,6 +56,11 @@ def test_two_runs_with_one_output_make_one_of_them(tmp_path, force):
     assert list(saves.two_at_once(saves.Place(tmp_path, saves.SOME), force, 2)) == []
 
 
+@FORCE
+def test_a_run_that_another_overtakes_leaves_one_of_them(tmp_path, force):
+    assert list(saves.overtaken(saves.Place(tmp_path, saves.SOME), force)) == []
+
+
 @pytest.mark.parametrize("how", saves.CHANGES, ids=lambda how: how.__name__)
 def test_weights_that_change_while_they_are_copied_are_never_mixed(tmp_path, how):
     assert list(saves.input_changed(saves.Place(tmp_path, saves.SOME), how)) == []

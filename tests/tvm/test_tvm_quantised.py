@@ -320,7 +320,7 @@ def test_matmul_integer_of_two_inputs_of_the_graph(tmp_path, shape):
 
 
 def test_dynamically_quantized_products(tmp_path):
-    """What onnxruntime's dynamic quantization makes of a product; its own sums of bytes saturate on CPUs without VNNI."""
+    """What onnxruntime's dynamic quantization makes of a product; its own sums saturate on CPUs without VNNI."""
     w, scale = integers(-127, 128, 256, 96, seed=1).astype(np.int8), np.float32(0.01)
     nodes = [
         ("DynamicQuantizeLinear", ("x",), "q step point", {}),
