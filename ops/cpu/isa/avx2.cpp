@@ -88,10 +88,6 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(more)));
 }
-#define HAS_EXCEEDS
-INLINE bool exceeds(Vector v, float limit) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(limit), _CMP_GT_OQ)) != 0;
-}
 #define HAS_ENDS
 template <typename Pick>
 INLINE float end_of(Vector v, Pick pick) {

@@ -108,8 +108,6 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(more)));
 }
-#define HAS_EXCEEDS
-INLINE bool exceeds(Vector v, float limit) { return _mm512_cmp_ps_mask(v, set1(limit), _CMP_GT_OQ) != 0; }
 #define HAS_ENDS
 INLINE float least_of(Vector v) { return _mm512_reduce_min_ps(v); }
 INLINE float most_of(Vector v) { return _mm512_reduce_max_ps(v); }

@@ -33,7 +33,7 @@ INLINE Words float8_of(Vector v) {
 }
 #endif
 
-#if !defined(HAS_EXCEEDS)
+#if !defined(HAS_BYTE_BLOCKS) && !defined(HAS_EXCEEDS)
 // Whether any lane is more than `limit`.
 INLINE bool exceeds(Vector v, float limit) {
   float lanes[kLanes];
