@@ -12,6 +12,7 @@ from typing import Any
 from rmsnorm_deploy.tvm.schedules.flat import at_least_1, int64
 from rmsnorm_deploy.tvm.schedules.products.product import Operand, Product, Size, times
 from rmsnorm_deploy.tvm.schedules.script import kernel_of
+from rmsnorm_deploy.tvm.schedules.values import indented
 
 TILE_COLUMNS = 512
 TILE_ROWS = 512
@@ -53,14 +54,14 @@ class Kernel:
         """All tiles of all matrices."""
         tasks = times([*self.product.batch, self.tiles_m, self.tiles_n])
         work = times([*self.product.batch, self.m, self.n, self.k])
-        serial = [f"for task in range({int64(tasks)}):", *_indented(self.task())]
+        serial = [f"for task in range({int64(tasks)}):", *indented(self.task())]
         if tasks == 1 or (isinstance(work, int) and work < SERIAL_BELOW):
             return serial
-        parallel = [f"for task in T.parallel({int64(tasks)}):", *_indented(self.task())]
+        parallel = [f"for task in T.parallel({int64(tasks)}):", *indented(self.task())]
         known = math.prod(s for s in (*self.product.batch, self.m, self.n, self.k) if isinstance(s, int))
         if isinstance(work, int) or known >= SERIAL_BELOW:
             return parallel
-        return [f"if {work} < T.int64({SERIAL_BELOW}):", *_indented(serial), "else:", *_indented(parallel)]
+        return [f"if {work} < T.int64({SERIAL_BELOW}):", *indented(serial), "else:", *indented(parallel)]
 
     def task(self) -> list[str]:
         """One tile of one matrix: the product with a row or a column where there is only one, else of two matrices."""
@@ -201,7 +202,3 @@ def _leading(operand: Operand) -> str:
 
 def _int32(size: Size) -> str:
     return str(size) if isinstance(size, int) else f'T.cast({size}, "int32")'
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
