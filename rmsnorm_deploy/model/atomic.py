@@ -118,8 +118,8 @@ class Staging:
             return
         if not os.path.lexists(target) or target.lstat().st_ino != number:  # not moved there, or replaced since
             return
-        if target.name in self._doubtful and is_mentioned(target.name, target.parent):  # another run found it of use
-            return
+        if old is None and target.name in self._doubtful and is_mentioned(target.name, target.parent):
+            return  # another run has found these weights of use
         if old is not None and old.is_dir():
             aside = self.folder / f"undone-{number}"
             target.rename(aside)

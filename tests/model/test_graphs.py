@@ -187,6 +187,25 @@ def test_what_was_published_before_a_failure_is_taken_back(tmp_path, stop):
     assert old.read_bytes() == b"before"
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_weights_that_another_run_has_found_of_use_meanwhile_are_not_taken_back(tmp_path, used):
+    weights, model = tmp_path / "f.onnx.data", tmp_path / "f.onnx"
+
+    def publish_and_stop():
+        with atomic.staging(model) as stage:
+            made = stage.folder / weights.name
+            made.write_bytes(b"weights")
+            stage.doubt({weights.name: made})
+            stage.publish(made, weights)
+            model.write_bytes(b"another's model, with f.onnx.data" if used else b"another's model")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish_and_stop()
+    assert weights.exists() == used
+    assert model.exists()
+
+
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_has_appeared_meanwhile_is_not_replaced(tmp_path, monkeypatch, kind, links):
