@@ -43,8 +43,7 @@ class Quantised : public Kernel {
       scale_ = constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
                               RMS_NORM_FLOAT32);
       const auto* const values = reinterpret_cast<const float*>(scale_.data.get());
-      moderate_ = values && std::all_of(values, values + scale_.shape.count(),
-                                        [](float value) { return std::fabs(value) <= kMostModerate; });
+      moderate_ = values && all_moderate(values, scale_.shape.count());
     }
   }
 
