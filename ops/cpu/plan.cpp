@@ -11,13 +11,13 @@
 namespace rmsnorm_deploy {
 namespace {
 
-bool all_moderate(const float* values, std::int64_t count) {
-  return std::all_of(values, values + count, [](float value) { return std::fabs(value) <= kMostModerate; });
-}
-
 bool sixteen_bit(std::int32_t type) { return type == RMS_NORM_FLOAT16 || type == RMS_NORM_BFLOAT16; }
 
 }  // namespace
+
+bool all_moderate(const float* values, std::int64_t count) noexcept {
+  return std::all_of(values, values + count, [](float value) { return std::fabs(value) <= kMostModerate; });
+}
 
 int Plan::prepare(const rms_norm_params& params, bool already_rounded, bool moderate) noexcept {
   kernels_ = kernels();

@@ -49,11 +49,14 @@ struct Tensors {
   }
 };
 
+// Whether none of them is beyond kMostModerate.
+bool all_moderate(const float* values, std::int64_t count) noexcept;
+
 class Plan {
  public:
   // Check `params` and prepare to run it. `already_rounded`: scale and bias hold values of round_type, so that rounding
-  // them again would change nothing. `moderate`: no scale is beyond kMostModerate, so that none is looked at. Returns a
-  // code of the contract; the plan is usable on RMS_NORM_OK only.
+  // them again would change nothing. `moderate`: all_moderate() of the scale, so that no value of it is looked at.
+  // Returns a code of the contract; the plan is usable on RMS_NORM_OK only.
   //
   // Throws nothing. `params`, the scale and the bias must outlive the plan.
   int prepare(const rms_norm_params& params, bool already_rounded, bool moderate = false) noexcept;

@@ -17,8 +17,8 @@ class Known {
  public:
   struct Norm {
     Shape x;
-    rms_norm_params params = {};
-    Plan plan;  // of `params`; its scale and bias are constants of the node
+    rms_norm_params params;  // its long arrays are set as far as they are used
+    Plan plan;               // of `params`; its scale and bias are constants of the node
   };
 
   Known() = default;

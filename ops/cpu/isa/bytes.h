@@ -83,54 +83,30 @@ template <int kMode, int kQuantised>
 static void bytes_kernel(const OutputsArgs& a) {
   constexpr bool kAdds = kMode == kResidual;
   const std::int64_t size = a.size;
-  const double per_count = 1.0 / static_cast<double>(a.measured);
-  const float* x = static_cast<const float*>(a.x);
-  const float* residual = kAdds ? static_cast<const float*>(a.residual) : x;
-  float* sum = kAdds ? static_cast<float*>(a.sum) : nullptr;
-  float* y = static_cast<float*>(a.y);
-  unsigned char* to = static_cast<unsigned char*>(a.quantised);
+  const float* const x = static_cast<const float*>(a.x);
+  const float* const residual = kAdds ? static_cast<const float*>(a.residual) : x;
+  float* const sum = kAdds ? static_cast<float*>(a.sum) : nullptr;
+  float* const y = static_cast<float*>(a.y);
   const Blocks<kQuantised> blocks(a.quantised_scale[0], a.zero_point[0]);
-  const std::int64_t together = rows_together(size);
-  for (std::int64_t row = 0; row < a.rows;) {
-    const std::int64_t batch = a.rows - row < together ? a.rows - row : together;
-    Factors factors;
-    if (a.factors) {
-      for (std::int64_t i = 0; i < batch; ++i) {
-        factors.high[i] = a.factors[row + i].high;
-        factors.low[i] = a.factors[row + i].low;
-        factors.divides[i] = a.factors[row + i].divides;
-      }
-    } else {
-      Wide sums[kBatch];
-      for (std::int64_t i = 0; i < batch; ++i) {
-        sums[i] = first_pass<float, kMode, false>(x + i * a.x_step, residual + i * a.residual_step,
-                                                  kAdds ? sum + i * a.sum_step : nullptr, size, a.measured,
-                                                  a.attributes, NothingElse{});
-      }
-      set_batch(factors, sums, batch, per_count, a.attributes);
-    }
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const float* const values = kAdds ? sum + i * a.sum_step : x + i * a.x_step;
-      float* const kept = y ? y + i * a.y_step : nullptr;
-      unsigned char* const bytes = to + i * a.quantised_step;
-      const Factor factor = {factors.high[i], factors.low[i]};
-      if (__builtin_expect(factors.divides[i], 0)) {
-        any_bytes_pass<kQuantised>(values, kept, a.scale, factor, true, size, blocks, bytes);
-      } else if (y) {
-        bytes_pass<kQuantised, true>(values, kept, a.scale, factor, size, blocks, bytes);
-      } else {
-        bytes_pass<kQuantised, false>(values, kept, a.scale, factor, size, blocks, bytes);
-      }
-    }
-    row += batch;
-    x += batch * a.x_step;
-    if (y) y += batch * a.y_step;
-    to += batch * a.quantised_step;
-    if constexpr (kAdds) {
-      residual += batch * a.residual_step;
-      sum += batch * a.sum_step;
-    }
-  }
+  in_batches(
+      a.rows, rows_together(size), a.measured, a.attributes, a.factors,
+      [&](std::int64_t row, std::int64_t) __attribute__((always_inline)) {
+        return first_pass<float, kMode, false>(x + row * a.x_step, residual + row * a.residual_step,
+                                               kAdds ? sum + row * a.sum_step : nullptr, size, a.measured, a.attributes,
+                                               NothingElse{});
+      },
+      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
+        const float* const values = kAdds ? sum + row * a.sum_step : x + row * a.x_step;
+        unsigned char* const to = static_cast<unsigned char*>(a.quantised) + row * a.quantised_step;
+        const Factor factor = {factors.high[i], factors.low[i]};
+        if (__builtin_expect(factors.divides[i], 0)) {
+          any_bytes_pass<kQuantised>(values, y ? y + row * a.y_step : nullptr, a.scale, factor, true, size, blocks, to);
+        } else if (y) {
+          bytes_pass<kQuantised, true>(values, y + row * a.y_step, a.scale, factor, size, blocks, to);
+        } else {
+          bytes_pass<kQuantised, false>(values, nullptr, a.scale, factor, size, blocks, to);
+        }
+      });
 }
 
 // The ends of the range of x times scale, and of zero, which is in every range that is asked for here.
@@ -174,6 +150,11 @@ static void ends_kernel(const float* x, const float* scale, const RowFactor& row
   *most = most_of(ends.most);
 }
 
+// What is known of a row without its range.
+INLINE RowFactor row_factor(const Factors& factors, std::int64_t i) {
+  return {factors.high[i], factors.low[i], factors.divides[i], 0.0f, 0.0f, __builtin_inff()};
+}
+
 // `least` and `most` are those of x times scale: the factor times a value of that is at most 6 roundings off the y of
 // it.
 INLINE RowFactor row_factor(const Factors& factors, std::int64_t i, float least, float most) {
@@ -182,9 +163,7 @@ INLINE RowFactor row_factor(const Factors& factors, std::int64_t i, float least,
   most *= high;
   // What is added covers what is subnormal, or was made zero, on the way to a product or to y.
   const float margin = (most > -least ? most : -least) * 0x1p-20f + (high * 0x1p-124f + 0x1p-90f);
-  if (__builtin_expect(factors.divides[i] || margin == __builtin_inff(), 0)) {
-    return {high, factors.low[i], factors.divides[i], 0.0f, 0.0f, __builtin_inff()};
-  }
+  if (__builtin_expect(factors.divides[i] || margin == __builtin_inff(), 0)) return row_factor(factors, i);
   return {high, factors.low[i], false, least, most, margin};
 }
 
@@ -192,42 +171,35 @@ template <int kMode>
 static void ranges_kernel(const RangesArgs& a) {
   constexpr bool kAdds = kMode == kResidual;
   const std::int64_t size = a.size;
-  const double per_count = 1.0 / static_cast<double>(a.measured);
-  const float* x = static_cast<const float*>(a.x);
-  const float* residual = kAdds ? static_cast<const float*>(a.residual) : x;
-  float* sum = kAdds ? static_cast<float*>(a.sum) : nullptr;
-  RowFactor* row = a.factors;
-  const std::int64_t together = rows_together(size);
-  for (std::int64_t left = a.rows; left > 0;) {
-    const std::int64_t batch = left < together ? left : together;
-    Wide sums[kBatch];
+  const float* const x = static_cast<const float*>(a.x);
+  const float* const residual = kAdds ? static_cast<const float*>(a.residual) : x;
+  float* const sum = kAdds ? static_cast<float*>(a.sum) : nullptr;
+  const auto pass = [&](std::int64_t row, auto&& also) __attribute__((always_inline)) {
+    const std::int64_t at = row * size;
+    return first_pass<float, kMode, false>(x + at, residual + at, kAdds ? sum + at : nullptr, size, a.measured,
+                                           a.attributes, also);
+  };
+  if (a.alone) {
+    const double total = wide_sum(pass(0, NothingElse{}));
     Factors factors;
-    if (a.alone) {
-      sums[0] = first_pass<float, kMode, false>(x, residual, sum, size, a.measured, a.attributes, NothingElse{});
-      set_batch(factors, sums, 1, per_count, a.attributes);
-      *row = {factors.high[0], factors.low[0], factors.divides[0], 0.0f, 0.0f, __builtin_inff()};
-      return;
-    }
-    Vector lows[kBatch];
-    Vector highs[kBatch];
-    for (std::int64_t i = 0; i < batch; ++i) {
-      Ends ends = {a.scale, set1(0), set1(0)};
-      const std::int64_t at = i * size;
-      sums[i] = first_pass<float, kMode, false>(x + at, residual + at, kAdds ? sum + at : nullptr, size, a.measured,
-                                                a.attributes, ends);
-      lows[i] = ends.least;
-      highs[i] = ends.most;
-    }
-    set_batch(factors, sums, batch, per_count, a.attributes);
-    for (std::int64_t i = 0; i < batch; ++i) row[i] = row_factor(factors, i, least_of(lows[i]), most_of(highs[i]));
-    left -= batch;
-    row += batch;
-    x += batch * size;
-    if constexpr (kAdds) {
-      residual += batch * size;
-      sum += batch * size;
-    }
+    set_factor(factors, 0, rms_of(total * (1.0 / static_cast<double>(a.measured)), a.attributes));
+    a.factors[0] = row_factor(factors, 0);
+    return;
   }
+  Vector lows[kBatch];
+  Vector highs[kBatch];
+  in_batches(
+      a.rows, rows_together(size), a.measured, a.attributes, nullptr,
+      [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
+        Ends ends = {a.scale, set1(0), set1(0)};
+        const Wide total = pass(row, ends);
+        lows[i] = ends.least;
+        highs[i] = ends.most;
+        return total;
+      },
+      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
+        a.factors[row] = row_factor(factors, i, least_of(lows[i]), most_of(highs[i]));
+      });
 }
 
 }  // namespace

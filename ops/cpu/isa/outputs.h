@@ -46,57 +46,46 @@ static void outputs_kernel(const OutputsArgs& a) {
   constexpr bool kHasBias = kMode == kBias || kMode == kResidualBias;
   constexpr bool kWidens = sizeof(T) == 2 && (kAdds || !kCheapLoads<T>);
   const std::int64_t size = a.size;
-  const T* x = static_cast<const T*>(a.x);
-  const T* residual = kAdds ? static_cast<const T*>(a.residual) : x;
-  T* sum = kAdds ? static_cast<T*>(a.sum) : nullptr;
+  const T* const x = static_cast<const T*>(a.x);
+  const T* const residual = kAdds ? static_cast<const T*>(a.residual) : x;
+  T* const sum = kAdds ? static_cast<T*>(a.sum) : nullptr;
   const std::int64_t residual_step = kAdds ? a.residual_step : a.x_step;
   const std::int64_t sum_step = kAdds ? a.sum_step : 0;
   const bool widens = kWidens && size <= kScratch;
   const bool direct = a.y && !a.narrow && !a.widen;
   const bool more = a.narrow || a.widen || a.extremes || a.quantise;
   const std::int64_t piece = more ? kPiece : size;
-  const std::int64_t together = rows_together(size);
-  const double per_count = 1.0 / static_cast<double>(a.measured);
   alignas(64) float wide[kWidens ? kScratch : 1];
   alignas(64) R scratch[kPiece];
   alignas(64) unsigned char narrowed[sizeof(R) == 4 ? 2 * kPiece : 1];
-  for (std::int64_t row = 0; row < a.rows;) {
-    const std::int64_t batch = a.rows - row < together ? a.rows - row : together;
-    Wide sums[kBatch];
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const T* const from = x + i * a.x_step;
-      const T* const other = residual + i * residual_step;
-      T* const to = kAdds ? sum + i * sum_step : nullptr;
-      if (widens) {
-        sums[i] = first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes,
-                                              widening<kWidens>(wide + i * size));
-      } else {
-        sums[i] = first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes, NothingElse{});
-      }
-    }
-    Factors factors;
-    set_batch(factors, sums, batch, per_count, a.attributes);
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const T* const values = kAdds ? sum + i * sum_step : x + i * a.x_step;
-      const int k = static_cast<int>(i);
-      for (std::int64_t at = 0; at < size; at += piece) {
-        const std::int64_t count = size - at < piece ? size - at : piece;
-        R* const to = direct ? static_cast<R*>(a.y) + (row + i) * a.y_step + at : scratch;
-        const float* const bias = kHasBias ? a.bias + at : nullptr;
+  in_batches(
+      a.rows, rows_together(size), a.measured, a.attributes, nullptr,
+      [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
+        const T* const from = x + row * a.x_step;
+        const T* const other = residual + row * residual_step;
+        T* const to = kAdds ? sum + row * sum_step : nullptr;
         if (widens) {
-          second_pass<R, float, kMode, kRounding, false>(wide + i * size + at, to, a.scale + at, bias, factors, k,
-                                                         count, to);
-        } else {
-          second_pass<R, T, kMode, kRounding, false>(values + at, to, a.scale + at, bias, factors, k, count, to);
+          return first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes,
+                                             widening<kWidens>(wide + i * size));
         }
-        if (more) hand_over(a, to, row + i, at, count, narrowed);
-      }
-    }
-    row += batch;
-    x += batch * a.x_step;
-    residual += batch * residual_step;
-    if constexpr (kAdds) sum += batch * sum_step;
-  }
+        return first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes, NothingElse{});
+      },
+      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
+        const T* const values = kAdds ? sum + row * sum_step : x + row * a.x_step;
+        const int k = static_cast<int>(i);
+        for (std::int64_t at = 0; at < size; at += piece) {
+          const std::int64_t count = size - at < piece ? size - at : piece;
+          R* const to = direct ? static_cast<R*>(a.y) + row * a.y_step + at : scratch;
+          const float* const bias = kHasBias ? a.bias + at : nullptr;
+          if (widens) {
+            second_pass<R, float, kMode, kRounding, false>(wide + i * size + at, to, a.scale + at, bias, factors, k,
+                                                           count, to);
+          } else {
+            second_pass<R, T, kMode, kRounding, false>(values + at, to, a.scale + at, bias, factors, k, count, to);
+          }
+          if (more) hand_over(a, to, row, at, count, narrowed);
+        }
+      });
 }
 
 }  // namespace

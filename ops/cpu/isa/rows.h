@@ -52,6 +52,32 @@ INLINE void set_batch(Factors& factors, Wide* sums, std::int64_t batch, double p
   }
 }
 
+// Rows in batches, that go through each step together. `sum` is the sum of squares of a row, and `finish` does the rest
+// with what the rows of the batch are multiplied by; both are told the row, and which one of its batch it is. `known`:
+// the factors of all rows, so that nothing is summed, or null.
+template <typename Sum, typename Finish>
+INLINE void in_batches(std::int64_t rows, std::int64_t together, std::int64_t measured, const Attributes& a,
+                       const RowFactor* known, Sum&& sum, Finish&& finish) {
+  const double per_count = 1.0 / static_cast<double>(measured);
+  for (std::int64_t row = 0; row < rows;) {
+    const std::int64_t batch = rows - row < together ? rows - row : together;
+    Factors factors;
+    if (known) {
+      for (std::int64_t i = 0; i < batch; ++i) {
+        factors.high[i] = known[row + i].high;
+        factors.low[i] = known[row + i].low;
+        factors.divides[i] = known[row + i].divides;
+      }
+    } else {
+      Wide sums[kBatch];
+      for (std::int64_t i = 0; i < batch; ++i) sums[i] = sum(row + i, i);
+      set_batch(factors, sums, batch, per_count, a);
+    }
+    for (std::int64_t i = 0; i < batch; ++i) finish(row + i, i, factors);
+    row += batch;
+  }
+}
+
 // The sum of kCount vectors. Recursion, not loops, keeps them in registers.
 template <int kCount>
 INLINE Vector tree(const Vector* values) {
@@ -230,46 +256,35 @@ INLINE void rows(const RowsArgs& a) {
   // Measured: to convert float16 again costs less than to store and load floats. A sum that went past the caches is
   // not there to be read.
   constexpr bool kWidens = sizeof(T) == 2 ? kAdds || !kCheapLoads<T> : kFar && kAdds;
-  const T* x = static_cast<const T*>(a.x);
-  const T* residual = kAdds ? static_cast<const T*>(a.residual) : x;
-  T* y = static_cast<T*>(a.y);
-  T* sum = kAdds ? static_cast<T*>(a.sum) : y;
+  const T* const x = static_cast<const T*>(a.x);
+  const T* const residual = kAdds ? static_cast<const T*>(a.residual) : x;
+  T* const y = static_cast<T*>(a.y);
+  T* const sum = kAdds ? static_cast<T*>(a.sum) : y;
   const bool widens = kWidens && size <= kScratch;
-  const std::int64_t most = kFar ? 1 : rows_together(size);
-  const double per_count = 1.0 / static_cast<double>(measured);
   alignas(64) float wide[kWidens ? kScratch : 1];
-  for (std::int64_t row = 0; row < a.rows;) {
-    const std::int64_t batch = a.rows - row < most ? a.rows - row : most;
-    Wide sums[kBatch];
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const std::int64_t at = i * size;
-      if (widens) {
-        sums[i] = first_pass<T, kMode, kFar>(x + at, residual + at, sum + at, size, measured, a.attributes,
-                                             widening<kWidens>(wide + at));
-      } else {
-        sums[i] =
-            first_pass<T, kMode, false>(x + at, residual + at, sum + at, size, measured, a.attributes, NothingElse{});
-      }
-    }
-    Factors factors;
-    set_batch(factors, sums, batch, per_count, a.attributes);
-    const T* next = x + (row + batch < a.rows ? batch * size : 0);
-    for (std::int64_t i = 0; i < batch; ++i) {
-      const std::int64_t at = i * size;
-      const int k = static_cast<int>(i);
-      if (widens) {
-        second_pass<T, float, kMode, kRounding, kFar>(wide + at, y + at, a.scale, a.bias, factors, k, size, next);
-      } else {
-        const T* values = (kAdds ? sum : x) + at;
-        second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, k, size, next);
-      }
-    }
-    row += batch;
-    x += batch * size;
-    residual += batch * size;
-    y += batch * size;
-    sum += batch * size;
-  }
+  in_batches(
+      a.rows, kFar ? 1 : rows_together(size), measured, a.attributes, nullptr,
+      [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
+        const std::int64_t at = row * size;
+        if (widens) {
+          return first_pass<T, kMode, kFar>(x + at, residual + at, sum + at, size, measured, a.attributes,
+                                            widening<kWidens>(wide + i * size));
+        }
+        return first_pass<T, kMode, false>(x + at, residual + at, sum + at, size, measured, a.attributes,
+                                           NothingElse{});
+      },
+      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
+        const std::int64_t at = row * size;
+        const T* const next = x + (row + 1 < a.rows ? at + size : at);
+        const int k = static_cast<int>(i);
+        if (widens) {
+          second_pass<T, float, kMode, kRounding, kFar>(wide + i * size, y + at, a.scale, a.bias, factors, k, size,
+                                                        next);
+        } else {
+          const T* const values = (kAdds ? sum : x) + at;
+          second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, k, size, next);
+        }
+      });
   if constexpr (kFar) stream_end();
 }
 

@@ -10,10 +10,8 @@
 #include "../../cpu/plan.h"
 #include "../attributes.h"
 #include "../errors.h"
-#include "../known.h"
 #include "../work.h"
-#include "attributes.h"
-#include "gpu.h"
+#include "norm_kernel.h"
 #include "params.h"
 
 namespace rmsnorm_deploy {
@@ -23,19 +21,11 @@ using ort::Api;
 using ort::KernelContext;
 using ort::KernelInfo;
 
-// What both kinds have in common: the norm itself.
-class Quantised : public Kernel {
+// What both kinds have in common: the norm, of float32 arithmetic over the last axes.
+class Quantised : public NormKernel {
  public:
   Quantised(const Op& op, Node node, const KernelInfo* info)
-      : Kernel(std::move(node)),
-        on_gpu_(op.provider.on_gpu),
-        types_(op.types),
-        residual_at_(position_of(op.signature->inputs, Role::kResidual)),
-        scale_at_(position_of(op.signature->inputs, Role::kScale)),
-        sum_at_(position_of(op.signature->outputs, Role::kSum)),
-        y_at_(position_of(op.signature->outputs, Role::kY)),
-        quantised_at_(position_of(op.signature->outputs, Role::kQuantised)),
-        attributes_(norm_attributes(*this, info, op.types.x)) {
+      : NormKernel(op, std::move(node), info), quantised_at_(position_of(op.signature->outputs, Role::kQuantised)) {
     if (attributes_.stash_type != RMS_NORM_FLOAT32) {
       throw Error(ort::kInvalidGraph, owner + ": stash_type must be 1 (float)");
     }
@@ -43,39 +33,22 @@ class Quantised : public Kernel {
       scale_ = constant_input(*this, info, static_cast<std::size_t>(scale_at_), types_.scale, attributes_.round_type,
                               RMS_NORM_FLOAT32);
       const auto* const values = reinterpret_cast<const float*>(scale_.data.get());
-      moderate_ = values && std::all_of(values, values + scale_.shape.count(),
-                                        [](float value) { return std::fabs(value) <= kMostModerate; });
+      moderate_ = values && all_moderate(values, scale_.shape.count());
     }
   }
-
-  void compute(KernelContext* context) const override;
 
  protected:
   // Where scale and zero point of the quantised values are: both are read when those are written.
   virtual void set_quantised_scale(KernelContext* context, Tensors& tensors) const = 0;
   virtual void set_quantised_types(rms_norm_params& params) const = 0;
-  virtual void run_empty(const Tensors& tensors) const = 0;
-  virtual void run(KernelContext* context, const Plan& plan, const rms_norm_params& params, const Tensors& tensors,
-                   const Shape& x) const = 0;
-
-  bool on_gpu_;
-  Types types_;
-  int residual_at_;  // -1: the operator has none; so with the sum
-  int scale_at_;
-  int sum_at_;
-  int y_at_;
-  int quantised_at_;
-  NormAttributes attributes_;
-  Constant scale_;
-  bool moderate_ = false;  // the constant is, as Plan wants to know
 
  private:
-  void describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const;
+  void describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const override;
+  void set_outputs(KernelContext* context, const Shape& x, Tensors& tensors) const override;
 
-  Known known_;  // with a constant scale
+  int quantised_at_;
 };
 
-// Everything but where X, its companions and the results are.
 void Quantised::describe(const KernelContext* context, const Shape& x, rms_norm_params& params) const {
   set_attributes(*this, attributes_, types_, x, params);
   if (params.axis_begin + params.axis_count != params.rank) {
@@ -95,30 +68,10 @@ void Quantised::describe(const KernelContext* context, const Shape& x, rms_norm_
   }
 }
 
-void Quantised::compute(KernelContext* context) const {
-  const Input x = input_at(*this, context, 0);
-  Tensors tensors;
-  tensors.x = x.data;
-  if (residual_at_ >= 0) tensors.residual = residual_input(*this, context, residual_at_, x.shape);
-  const Known::Norm* norm = known_.find(x.shape);
-  std::unique_ptr<Known::Norm> made;
-  if (!norm) {
-    made = std::make_unique<Known::Norm>();
-    made->x = x.shape;
-    describe(context, x.shape, made->params);
-  }
-  const auto output = [&](int index) { return output_at(*this, context, static_cast<std::size_t>(index), x.shape); };
-  if (residual_at_ >= 0) tensors.sum = output(sum_at_);
-  tensors.y = output(y_at_);
-  tensors.quantised = output(quantised_at_);
+void Quantised::set_outputs(KernelContext* context, const Shape& x, Tensors& tensors) const {
+  NormKernel::set_outputs(context, x, tensors);
+  tensors.quantised = output_at(*this, context, static_cast<std::size_t>(quantised_at_), x);
   set_quantised_scale(context, tensors);
-  if (norm) return run(context, norm->plan, norm->params, tensors, x.shape);
-  if (x.shape.count() == 0) return run_empty(tensors);
-  tensors.put(made->params);
-  if (on_gpu_) return launch(*this, context, made->params, nullptr, x.shape);
-  prepare_norm(*this, made->plan, made->params, x.shape, scale_.data != nullptr, moderate_);
-  norm = scale_.data && known_.wants(x.shape) ? known_.keep(made) : made.get();
-  run(context, norm->plan, norm->params, tensors, x.shape);
 }
 
 // -- by a given scale -------------------------------------------------------------------------------------------------
@@ -150,11 +103,6 @@ class GivenScale final : public Quantised {
  private:
   void set_quantised_scale(KernelContext* context, Tensors& tensors) const override;
   void set_quantised_types(rms_norm_params& params) const override;
-  void run_empty(const Tensors&) const override {}
-  void run(KernelContext* context, const Plan& plan, const rms_norm_params&, const Tensors& tensors,
-           const Shape&) const override {
-    run_plan(*this, context, plan, tensors);
-  }
 
   int y_scale_at_;
   int zero_at_;
@@ -227,8 +175,7 @@ class OwnScale final : public Quantised {
   void set_quantised_scale(KernelContext* context, Tensors& tensors) const override;
   void set_quantised_types(rms_norm_params& params) const override;
   void run_empty(const Tensors& tensors) const override { set_scale({}, tensors); }
-  void run(KernelContext* context, const Plan& plan, const rms_norm_params& params, const Tensors& tensors,
-           const Shape& x) const override;
+  void run(KernelContext* context, const Known::Norm& norm, const Tensors& tensors) const override;
 
   // The range of y, where the plan has no ranges. It writes `sum`, and leaves the rest to a second norm.
   Range range_of(KernelContext* context, rms_norm_params params, const Shape& x, std::int64_t rows) const;
@@ -270,16 +217,16 @@ Range OwnScale::range_of(KernelContext* context, rms_norm_params params, const S
           std::max(0.0f, *std::max_element(params.most, params.most + rows))};
 }
 
-void OwnScale::run(KernelContext* context, const Plan& plan, const rms_norm_params& prepared, const Tensors& tensors,
-                   const Shape& x) const {
+void OwnScale::run(KernelContext* context, const Known::Norm& norm, const Tensors& tensors) const {
+  const Plan& plan = norm.plan;
   if (!plan.has_ranges()) {
-    rms_norm_params params = prepared;
+    rms_norm_params params = norm.params;
     tensors.put(params);
-    set_scale(range_of(context, params, x, plan.units()), tensors);
+    set_scale(range_of(context, params, norm.x, plan.units()), tensors);
     if (params.sum) params.x = params.sum;
     params.residual = nullptr;
     params.sum = nullptr;
-    return run_norm(*this, context, params, x, scale_.data != nullptr);
+    return run_norm(*this, context, params, norm.x, scale_.data != nullptr);
   }
   constexpr std::int64_t kFewRows = 64;
   RowFactor few[kFewRows];

@@ -169,12 +169,14 @@ Plain chosen{nullptr};"""
         ("cpu/dispatch.cpp", r"std::atomic<const KernelTable\*> chosen\{nullptr\};", PLAIN),
         ("ort/register.cpp", r"const std::lock_guard<std::mutex> lock\(mutex\);", ""),
         (
-            "ort/ours/norm.cpp",
-            r"(void Norm::compute\(KernelContext\* context\) const \{)",
+            "ort/ours/norm_kernel.cpp",
+            r"(void NormKernel::compute\(KernelContext\* context\) const \{)",
             r"\1 static int runs = 0; ++runs;",
         ),
+        # What one thread has prepared, another reads.
+        ("ort/known.cpp", r"each\.load\(std::memory_order_acquire\)", "each.load(std::memory_order_relaxed)"),
     ],
-    ids=["the choice of kernels", "registration", "a run"],
+    ids=["the choice of kernels", "registration", "a run", "a norm that is kept"],
 )
 def test_a_planted_race_is_noticed(threads, file, pattern, replacement):
     build, program = threads

@@ -16,6 +16,7 @@ std::size_t provider_count() noexcept { return sizeof kProviders / sizeof kProvi
 const Provider& provider_at(std::size_t index) noexcept { return kProviders[index]; }
 
 // The kernels of the CPU, which must not be asked for anything.
+bool all_moderate(const float*, std::int64_t) noexcept { __builtin_trap(); }
 int Plan::prepare(const rms_norm_params&, bool, bool) noexcept { __builtin_trap(); }
 void Plan::run(const Tensors&, std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
 void Plan::run_ranges(const Tensors&, std::int64_t, std::int64_t, RowFactor*) const noexcept { __builtin_trap(); }
