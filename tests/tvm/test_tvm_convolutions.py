@@ -13,6 +13,7 @@ pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip instal
 pytest.importorskip("scipy_openblas32", reason="scipy-openblas32 is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
+from tests.support.tvm.dumped import compile_and_dump
 
 KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
@@ -58,7 +59,7 @@ def random(*shape, kind="float32", seed=0):
 def computed(model, folder, feeds, **options):
     """What the compiled model gives, what onnxruntime gives, by name; and the compiled functions as text."""
     onnx.save(model, folder / "m.onnx")
-    tvm.compile(folder / "m.onnx", output=folder / "c", dump_ir=folder / "ir", **options)
+    compile_and_dump(folder, "name_functions", **options)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     others = dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
     (last,) = (folder / "ir").glob("*_name_functions.py")

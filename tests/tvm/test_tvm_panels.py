@@ -15,6 +15,7 @@ pytest.importorskip("scipy_openblas32", reason="scipy-openblas32 is not installe
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.tvm.schedules.products import panels
 from rmsnorm_deploy.tvm.schedules.products.weight import Laid, Weight
+from tests.support.tvm.dumped import compile_and_dump
 
 KINDS = {
     "float32": (np.float32, TensorProto.FLOAT, 3e-6),
@@ -42,7 +43,7 @@ def model_of(nodes, weights, x, kind="float32", y=None):
 
 def compiled(model, folder):
     onnx.save(model, folder / "m.onnx")
-    tvm.compile(folder / "m.onnx", output=folder / "c", dump_ir=folder / "ir")
+    compile_and_dump(folder, "products_by_blas")
     return tvm.load(folder / "c")
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("scipy_openblas32", reason="scipy-openblas32 is not installe
 
 from rmsnorm_deploy import tvm
 from rmsnorm_deploy.errors import ModelError
+from tests.support.tvm.dumped import compile_and_dump
 
 FLOATS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 LIMIT = {"float32": 3e-6, "float16": 1e-3}
@@ -47,7 +48,7 @@ def together(models):
 
 def compiled(model, folder, **options):
     onnx.save(model, folder / "m.onnx")
-    tvm.compile(folder / "m.onnx", output=folder / "c", dump_ir=folder / "ir", **options)
+    compile_and_dump(folder, "products_by_blas", **options)
     return tvm.load(folder / "c")
 
 

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("tvm.relax", reason="apache-tvm is not installed: pip install '.[tvm]'")
 
 from rmsnorm_deploy import tvm
+from tests.support.tvm.dumped import compile_and_dump
 
 KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
@@ -37,7 +38,7 @@ def random(*shape, kind="float32", seed=0, scale=3.0):
 def computed(model, folder, feeds):
     """What the compiled model gives, what onnxruntime gives, by name; and the compiled functions as text."""
     onnx.save(model, folder / "m.onnx")
-    tvm.compile(folder / "m.onnx", output=folder / "c", dump_ir=folder / "ir")
+    compile_and_dump(folder, "name_functions")
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     others = dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
     (last,) = (folder / "ir").glob("*_name_functions.py")
