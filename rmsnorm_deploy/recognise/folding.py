@@ -103,6 +103,13 @@ def _of_shape(o: Operands) -> Array | None:
     return np.full(shape, number.reshape(-1)[0], number.dtype)
 
 
+def _where(o: Operands) -> Array | None:
+    if o.arrays[0].dtype.kind != "b" or o.arrays[1].dtype != o.arrays[2].dtype:
+        return None
+    shape = np.broadcast_shapes(*(a.shape for a in o.arrays))
+    return np.where(*o.arrays) if math.prod(shape) <= MOST_ELEMENTS else None
+
+
 def _plain(function: Callable[..., Any]) -> Callable[[Operands], Array | None]:
     return lambda o: np.asarray(function(*o.arrays)).astype(o.arrays[0].dtype)
 
@@ -122,6 +129,8 @@ _FOLD: dict[str, Callable[[Operands], Array | None]] = {
     "Pow": _plain(np.power),
     "Max": _plain(lambda *a: np.max(np.broadcast_arrays(*a), axis=0)),
     "Min": _plain(lambda *a: np.min(np.broadcast_arrays(*a), axis=0)),
+    "Equal": lambda o: np.equal(*o.arrays),
+    "Where": _where,
     "Reshape": lambda o: o.arrays[0].reshape([int(d) for d in o.arrays[1]]),
     "Unsqueeze": lambda o: np.expand_dims(o.arrays[0], o.axes()),
     "Squeeze": lambda o: np.squeeze(o.arrays[0], o.axes()),
