@@ -60,6 +60,9 @@ COUNTS = {
     "of a cast": lambda g, x: g.op("Gather", shape_of(g, g.cast(x, 11)), index(g, -1)),
     "twice and half": lambda g, x: g.op("Gather", shape_of(g, x), index(g, -1)) * index(g, 2) / index(g, 2),
     "reshaped": lambda g, x: g.op("Reshape", g.op("Gather", shape_of(g, x), index(g, -1)), ints(g, 1)),
+    "of sizes with -1 left out": lambda g, x: g.op(
+        "Gather", where_minus_one(g, concat(g, ints(g, -1), shape_of(g, x, start=1)), True), index(g, -1)
+    ),
     "rank minus one": lambda g, x: g.op(
         "Gather", shape_of(g, x), g.op("Size", shape_of(g, x), dtype=I64) - index(g, 1)
     ),

@@ -136,7 +136,7 @@ NORMALISE = {
 }
 
 # where the scale comes in
-SCALES = ("right", "left", "none", "one_plus", "into_x", "into_inverse", "scalar", "expanded")
+SCALES = ("right", "left", "none", "one_plus", "into_x", "into_inverse", "scalar", "expanded", "einsum", "einsum_left")
 
 NOISE = {
     "none": lambda g, v: v,
@@ -317,7 +317,7 @@ def build(s: Spelling) -> Built:
     two = s.layout.startswith("llama")
     if narrow and two:
         y = g.cast(y, io)
-    if s.scale in ("right", "left", "one_plus", "expanded"):
+    if s.scale in ("right", "left", "one_plus", "expanded", "einsum", "einsum_left"):
         if s.scale == "one_plus":
             base = g.weight(np.asarray(weight - 1).astype(_numpy(y.dtype)), y.dtype)
             w = 1.0 + base
@@ -327,7 +327,14 @@ def build(s: Spelling) -> Built:
             w = g.weight(scale_value, y.dtype)
         if s.scale == "expanded":
             w = g.op("Expand", w, g.op("Shape", x, dtype=7))
-        y = w * y if s.scale == "left" else y * w
+        if s.scale.startswith("einsum"):
+            x_, w_ = "abcdef"[: len(s.shape)], "abcdef"[: len(s.shape)][-len(shape) :]
+            pair, terms = ((w, y), f"{w_},{x_}") if s.scale == "einsum_left" else ((y, w), f"...{w_}, {w_}")
+            y = g.op(
+                "Einsum", *pair, equation=f"{terms} -> {terms.replace(' ', '').split(',')[s.scale == 'einsum_left']}"
+            )
+        else:
+            y = w * y if s.scale == "left" else y * w
     elif s.scale == "scalar":
         scale_value = np.asarray(0.75).astype(_numpy(y.dtype))
         y = y * g.weight(scale_value, y.dtype)
