@@ -50,7 +50,7 @@ def state_constants(graph: GraphProto) -> None:
         if node is None or node.op_type == "Constant" or len(node.output) != 1:
             continue
         held = constants.held(name)
-        if held is not None:
+        if held is not None and held.dtype in (np.int64, np.int32):
             tensor = numpy_helper.from_array(np.ascontiguousarray(held))
             node.CopyFrom(NodeProto(op_type="Constant", output=[name], name=node.name))
             node.attribute.add(name="value", type=ir.AttributeType.TENSOR.value, t=tensor)

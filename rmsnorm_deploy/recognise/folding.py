@@ -45,7 +45,14 @@ def fold(operands: Operands) -> Array | None:
     try:
         with np.errstate(all="ignore"):
             return evaluate(operands)
-    except (ValueError, IndexError, TypeError, KeyError):  # a malformed node holds no constant
+    except (
+        ValueError,
+        IndexError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+    ):  # a malformed node holds no constant
         return None
 
 

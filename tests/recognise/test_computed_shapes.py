@@ -167,3 +167,24 @@ def test_damaged_constants_are_none():
     graph.initializer[0].raw_data = tensor.raw_data[:-3]
     state_constants(graph)
     assert [n.op_type for n in graph.node] == ["Identity", "Pad"]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("ConstantOfShape", ["pads"], ["p"], value=1),
+        helper.make_node("Transpose", ["pads"], ["p"], perm=3),
+        helper.make_node("Cast", ["pads"], ["p"], to=onnx.TensorProto.STRING),
+        helper.make_node("Cast", ["pads"], ["p"], to=99),
+        helper.make_node("Gather", ["pads", "pads"], ["p"], axis=[0]),
+        helper.make_node("Concat", ["pads", "p"], ["p"], axis=0),
+        helper.make_node("ConstantOfShape", ["large"], ["p"]),
+    ],
+    ids=lambda node: f"{node.op_type} {node.attribute[0].name if node.attribute else ''}",
+)
+def test_a_malformed_node_is_left(node):
+    weights = [numpy_helper.from_array(np.full(4, n), name) for n, name in ((0, "pads"), (2**62, "large"))]
+    reader = helper.make_node("Pad", ["x", "p"], ["y"])
+    graph = onnx.GraphProto(node=[node, reader], initializer=weights)
+    state_constants(graph)
+    assert list(graph.node) == [node, reader]
