@@ -45,7 +45,14 @@ def fold(operands: Operands) -> Array | None:
     try:
         with np.errstate(all="ignore"):
             return evaluate(operands)
-    except (ValueError, IndexError, TypeError, KeyError):  # a malformed node holds no constant
+    except (
+        ValueError,
+        IndexError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+    ):  # a malformed node holds no constant
         return None
 
 
@@ -76,10 +83,49 @@ def _cast(o: Operands) -> Array | None:
 
 
 def _slice(o: Operands) -> Array | None:
-    if len(o.arrays) < 3 or o.arrays[0].ndim != 1:
+    if len(o.arrays) < 3:
         return None
-    start, end, step = (int(o.arrays[i].reshape(-1)[0]) if len(o.arrays) > i else 1 for i in (1, 2, 4))
-    return o.arrays[0][start:end:step]
+    starts, ends = (_integers(a) for a in o.arrays[1:3])
+    axes = _integers(o.arrays[3]) if len(o.arrays) > 3 else list(range(len(starts)))
+    steps = _integers(o.arrays[4]) if len(o.arrays) > 4 else [1] * len(starts)
+    index = [slice(None)] * o.arrays[0].ndim
+    for axis, *ends_and_step in zip(axes, starts, ends, steps, strict=True):
+        if index[axis] != slice(None):
+            return None  # an axis that is named twice
+        index[axis] = slice(*ends_and_step)
+    return o.arrays[0][tuple(index)]
+
+
+def _integers(array: Array) -> list[int]:
+    return [int(n) for n in array.reshape(-1)]
+
+
+def _shape(o: Operands) -> Array | None:
+    shape = o.arrays[0].shape
+    if {"start", "end"} & o.attributes.keys():
+        return None
+    return np.array(shape, np.int64)
+
+
+def _transpose(o: Operands) -> Array | None:
+    order = o.attributes.get("perm")
+    if order is None:
+        return o.arrays[0].T
+    return None if order.is_ref() else o.arrays[0].transpose([int(a) for a in order.value])
+
+
+def _mod(o: Operands) -> Array | None:
+    number, divisor = o.arrays
+    if number.dtype.kind not in "iu" or not divisor.all():
+        return None
+    return np.fmod(number, divisor) if o.integer("fmod", 0) else np.mod(number, divisor)
+
+
+def _div(o: Operands) -> Array | None:
+    number, divisor = o.arrays
+    if number.dtype.kind not in "iu":
+        return (number / divisor).astype(number.dtype)
+    return (number - np.fmod(number, divisor)) // divisor if divisor.all() else None  # rounds towards zero
 
 
 def _range(o: Operands) -> Array | None:
@@ -103,6 +149,13 @@ def _of_shape(o: Operands) -> Array | None:
     return np.full(shape, number.reshape(-1)[0], number.dtype)
 
 
+def _where(o: Operands) -> Array | None:
+    if o.arrays[0].dtype.kind != "b" or o.arrays[1].dtype != o.arrays[2].dtype:
+        return None
+    shape = np.broadcast_shapes(*(a.shape for a in o.arrays))
+    return np.where(*o.arrays) if math.prod(shape) <= MOST_ELEMENTS else None
+
+
 def _plain(function: Callable[..., Any]) -> Callable[[Operands], Array | None]:
     return lambda o: np.asarray(function(*o.arrays)).astype(o.arrays[0].dtype)
 
@@ -118,10 +171,13 @@ _FOLD: dict[str, Callable[[Operands], Array | None]] = {
     "Add": _plain(np.add),
     "Sub": _plain(np.subtract),
     "Mul": _plain(np.multiply),
-    "Div": _plain(lambda a, b: a // b if a.dtype.kind in "iu" else a / b),
+    "Div": _div,
+    "Mod": _mod,
     "Pow": _plain(np.power),
     "Max": _plain(lambda *a: np.max(np.broadcast_arrays(*a), axis=0)),
     "Min": _plain(lambda *a: np.min(np.broadcast_arrays(*a), axis=0)),
+    "Equal": lambda o: np.equal(*o.arrays),
+    "Where": _where,
     "Reshape": lambda o: o.arrays[0].reshape([int(d) for d in o.arrays[1]]),
     "Unsqueeze": lambda o: np.expand_dims(o.arrays[0], o.axes()),
     "Squeeze": lambda o: np.squeeze(o.arrays[0], o.axes()),
@@ -131,5 +187,8 @@ _FOLD: dict[str, Callable[[Operands], Array | None]] = {
     "Concat": lambda o: np.concatenate(o.arrays, axis=o.integer("axis", 0)),
     "Gather": lambda o: np.take(o.arrays[0], o.arrays[1], axis=o.integer("axis", 0)),
     "Slice": _slice,
+    "Transpose": _transpose,
+    "Shape": _shape,
+    "Size": lambda o: np.asarray(o.arrays[0].size, np.int64),
     "ReduceProd": lambda o: np.asarray(o.arrays[0].prod()),
 }

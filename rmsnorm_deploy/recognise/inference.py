@@ -15,6 +15,7 @@ from rmsnorm_deploy.model.skeleton import reference
 from rmsnorm_deploy.op import is_ours
 from rmsnorm_deploy.recognise import long_vectors
 from rmsnorm_deploy.recognise.bindings import Bindings, bind
+from rmsnorm_deploy.recognise.computed_shapes import state_constants
 from rmsnorm_deploy.recognise.reshaped import state_shapes
 
 Dim = int | str | None
@@ -80,6 +81,7 @@ class Inferred:
         for function in [f for f in skeleton.functions if is_ours(f.domain, f.name)]:
             skeleton.functions.remove(function)  # our own bodies carry nothing to recognise, and nothing calls them now
         for graph in graphs_of(skeleton.graph):
+            state_constants(graph)
             state_shapes(graph)
         functions = Calls(skeleton) if skeleton.functions else None
         if functions is not None and not functions.is_bounded:

@@ -87,10 +87,33 @@ def expanded(step: Step) -> State:
     return state
 
 
+def tiled(step: Step) -> State:
+    """The statistic repeated along the reduced dimensions, as often as x has elements there; broadcasting does that."""
+    state, sizes = step.state, step.facts.sizes
+    if step.index != 0 or not state.restored:
+        raise Refusal("repeats the statistic")
+    repeats = sizes.elements(step.node.inputs[1]) if len(step.node.inputs) == 2 else None
+    if repeats is None:
+        raise Refusal("repeats the statistic an unknown number of times", expected="repeats that x's shape gives")
+    rank = len(repeats)  # there is one number for each dimension
+    if step.facts.rank(state.source.cast) not in (None, rank):
+        raise Refusal("repeats the statistic along more or fewer dimensions than it has")
+    axes = {a % rank for a in state.source.axes if -rank <= a < rank}
+    xs = [x for x in (state.source.cast, state.source.base, state.source.partial_base) if x is not None]
+    for i, repeat in enumerate(repeats):
+        if repeat.whole == 1 or (i in axes and any(repeat == sizes.of_axis(x, i - rank) for x in xs)):
+            continue
+        raise Refusal(
+            "repeats the statistic another number of times than x has elements", found=f"{repeat.dim} along axis {i}"
+        )
+    return state
+
+
 ALTERNATIVES = (
     Alternative("Unsqueeze", STATISTIC, ("Unsqueeze",), unsqueezed),
     Alternative("Squeeze", STATISTIC, ("Squeeze",), squeezed),
     Alternative("Reshape", STATISTIC, ("Reshape",), reshaped),
     Alternative("Expand", STATISTIC, ("Expand",), expanded),
+    Alternative("Tile", STATISTIC, ("Tile",), tiled),
 )
 """In the order in which they are tried."""

@@ -68,6 +68,26 @@ def times_scale(step: Step) -> State:
     return state.moved(stage=Stage.OUTPUT, scale=scale, roundings=roundings)
 
 
+def times_scale_in_einsum(step: Step) -> State:
+    """The scale, by ``...i,i->...i``: each element times the one of the scale at its place, and nothing added up."""
+    attribute, index = step.node.attributes.get("equation"), step.index
+    if attribute is None or attribute.is_ref() or len(step.node.inputs) != 2:
+        raise Refusal("is no product of two values", expected="Einsum of the norm and a scale")
+    equation = str(attribute.value).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or len(terms) != 2 or not _is_product(terms[index], terms[1 - index], right):
+        raise Refusal("does not multiply features by a scale", expected="'...i,i->...i'", found=equation)
+    return times_scale(step)
+
+
+def _is_product(term: str, scale: str, result: str) -> bool:
+    """Whether the dimensions of the result are those of the one operand, and the last of them those of the scale."""
+    letters = term.removeprefix("...")
+    one_each = letters.isalpha() and len(set(letters)) == len(letters)
+    return term == result and one_each and bool(scale) and letters.endswith(scale)
+
+
 def _without_expand(facts: Facts, scale: ir.Value, x: ir.Value) -> ir.Value:
     """The scale before an Expand that does no more than broadcasting does."""
     node = checks.strip(facts, scale, casts=False).producer()
@@ -108,6 +128,7 @@ ALTERNATIVES = (
     Alternative("Mul const", PRODUCT, ("Mul",), times_constant),
     Alternative("Div const", PRODUCT, ("Div",), divided_by_constant),
     Alternative("Mul(.,W)", frozenset({Stage.NORMALISED}), ("Mul",), times_scale),
+    Alternative("Einsum(.,W)", frozenset({Stage.NORMALISED}), ("Einsum",), times_scale_in_einsum),
     Alternative("Add bias", PRODUCT, ("Add",), plus_bias),
 )
 """In the order in which they are tried."""

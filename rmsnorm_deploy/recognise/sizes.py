@@ -264,6 +264,36 @@ def _reduced(o: _Node) -> Held:
     return _array([product(array)], (1,) if o.integer("keepdims", 1) else ()), whole
 
 
+def _equal(o: _Node) -> Held:
+    """1 where two sizes are equal and 0 where they are not; nothing where that depends on a dimension."""
+    pairs = np.broadcast_arrays(o.held(0)[0], o.held(1)[0])
+    answers = [_are_equal(a, b) for a, b in zip(*(p.reshape(-1) for p in pairs), strict=True)]
+    if None in answers:
+        return None
+    return _array([Size(int(bool(a))) for a in answers], pairs[0].shape), False
+
+
+def _are_equal(a: Size, b: Size) -> bool | None:
+    if a == b:
+        return True
+    if not a.symbols and not b.symbols:
+        return a.number == b.number
+    for size, other in ((a, b), (b, a)):
+        if size.is_whole and size.number > 0 and not other.symbols and other.number < 0:
+            return False  # no dimension is negative
+    return None
+
+
+def _where(o: _Node) -> Held:
+    condition = o.node.inputs[0]
+    if condition is None or (asked := condition.producer()) is None or asked.op_type != "Equal":
+        return None
+    (chosen, _), (left, whole), (right, too) = (o.held(i) for i in range(3))
+    parts = np.broadcast_arrays(chosen, left, right)
+    flat = zip(*(p.reshape(-1) for p in parts), strict=True)
+    return _array([a if c.number else b for c, a, b in flat], parts[0].shape), whole and too
+
+
 def _multiplied(o: _Node) -> Held:
     (left, whole), (right, _) = o.held(0), o.held(1)
     return np.asarray(left * right, object), whole
@@ -315,6 +345,8 @@ _OPERATORS: dict[str, Callable[[_Node], Held]] = {
     "Cast": _cast,
     "CastLike": _cast_like,
     "ReduceProd": _reduced,
+    "Equal": _equal,
+    "Where": _where,
     "Mul": _multiplied,
     "Div": _divided,
     "Sqrt": _power(0.5),

@@ -63,9 +63,9 @@ model: __init__ exchange turns leftovers graphs copying dead dims files skeleton
 op: dtypes versions quantising retyping definition formula naming reference schema traces words body __init__
     known_bodies
 recognise: __init__ match scopes element_types neighbours folding sameness long_vectors origin refusal bindings
-    reshaped inference factor size sizes state facts checks leading quantising activation fused_forms magnitude
-    our_nodes residual rounding step gate square keepdims normalised output statistic reduction variance grammar ending
-    engine
+    computed_shapes reshaped inference factor size sizes state facts checks leading quantising activation fused_forms
+    magnitude our_nodes residual rounding step gate square keepdims normalised output statistic reduction variance
+    grammar ending engine
 report: __init__ text style layout values chart drawing neighbourhood markup content words page summary write
 run: __init__ binary decoder devices imports nvidia ort runnable traces toolchain library inputs providers registering
     runner session

@@ -613,3 +613,47 @@ def test_44_a_factor_behind_the_bias_multiplies_the_bias_too(how, order):
     model, fused, report = fuse_of(g, y)
     assert len(report.fused) == 1
     same_results(model, fused, data(), slack=32)
+
+
+@pytest.mark.parametrize(
+    ("equation", "is_scale"),
+    [
+        ("abc,c->abc", True),
+        ("...c,c->...c", True),
+        ("abc,bc->abc", True),
+        ("abc,b->abc", False),
+        ("abc,a->abc", False),
+        ("abc,cb->abc", False),
+        ("abc,ac->abc", False),
+        ("abc,c->acb", False),
+        ("abc,c->ab", False),
+        ("abc,c->cab", False),
+        ("abc,cd->abd", False),
+        ("abc,c", False),
+        ("abb,b->abb", False),
+        ("abc,abc->abc", True),
+    ],
+)
+def test_an_einsum_is_a_scale_where_it_multiplies_the_last_dimensions(equation, is_scale):
+    """All dimensions are of one size, so that only the letters tell."""
+    term = equation.partition("->")[0].split(",")[1]
+    g = Graph()
+    x = g.input("x", F, (3, 3, 3))
+    w = g.weight(np.random.default_rng(0).standard_normal((3,) * len(term)), F)
+    g.output(
+        g.op("Einsum", chain(g, x)["y"], w, equation=equation), "y", (None,) * (2 if equation.endswith("->ab") else 3)
+    )
+    model = g.model()
+    if equation in ("abb,b->abb", "abc,c"):
+        del model.graph.output[0].type.tensor_type.shape.dim[:]
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+    _, report = rmsnorm_deploy.fuse(model, dry_run=True)
+    assert ["Einsum(.,W)" in norm.spelling for norm in report.fused] == [is_scale]
+    if equation in ("abb,b->abb", "abc,c"):
+        return
+    data = np.random.default_rng(1).standard_normal((3, 3, 3)).astype(np.float32)
+    data[0, 0], data[0, 1], data[1, 0], data[1, 1, 1] = 0.0, data[0, 1] * 1e-20, data[1, 0] * 1e18, np.nan
+    (truth,) = run(model, {"x": data}, False)
+    for hook in (None, rmsnorm_deploy.register):
+        (got,) = run(rmsnorm_deploy.fuse(model)[0], {"x": data}, True, hook)
+        np.testing.assert_allclose(got, truth, rtol=1e-5, atol=1e-6)

@@ -60,6 +60,9 @@ COUNTS = {
     "of a cast": lambda g, x: g.op("Gather", shape_of(g, g.cast(x, 11)), index(g, -1)),
     "twice and half": lambda g, x: g.op("Gather", shape_of(g, x), index(g, -1)) * index(g, 2) / index(g, 2),
     "reshaped": lambda g, x: g.op("Reshape", g.op("Gather", shape_of(g, x), index(g, -1)), ints(g, 1)),
+    "of sizes with -1 left out": lambda g, x: g.op(
+        "Gather", where_minus_one(g, concat(g, ints(g, -1), shape_of(g, x, start=1)), True), index(g, -1)
+    ),
     "rank minus one": lambda g, x: g.op(
         "Gather", shape_of(g, x), g.op("Size", shape_of(g, x), dtype=I64) - index(g, 1)
     ),
@@ -143,6 +146,69 @@ def test_a_size_of_two_dimensions(dims):
     data = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     truth = data / np.sqrt((data.astype(np.float64) ** 2).mean((1, 2), keepdims=True) + EPSILON)
     np.testing.assert_allclose(run(fused, {"x": data}, False)[0], truth, rtol=2e-6)
+
+
+def gathered(g, x, axis):
+    return g.op("Gather", shape_of(g, x), ints(g, axis), axis=0)
+
+
+def where_minus_one(g, sizes, kept, number=-1):
+    """What TorchScript's exporter makes of the sizes of an expand: 1 where one is -1."""
+    fill = helper.make_tensor("", I64, [1], [1])
+    ones = g.op("ConstantOfShape", ints(g, 3), dtype=I64, value=fill)
+    stays = g.op("Equal", sizes, ones * index(g, number), dtype=I64)
+    return g.op("Where", stays, *((ones, sizes) if kept else (sizes, ones)), dtype=I64)
+
+
+def concat(g, *sizes):
+    return g.op("Concat", *sizes, axis=0)
+
+
+# how the statistic is made as long as x; whether that is proven to change nothing
+LENGTHENED = {
+    "expand(-1, -1, n)": (
+        lambda g, x, v: g.op("Expand", v, where_minus_one(g, concat(g, ints(g, -1, -1), gathered(g, x, 2)), True)),
+        True,
+    ),
+    "expand(b, t, n)": (lambda g, x, v: g.op("Expand", v, where_minus_one(g, shape_of(g, x), True)), True),
+    "repeat(1, 1, n)": (lambda g, x, v: g.op("Tile", v, concat(g, ints(g, 1, 1), gathered(g, x, 2))), True),
+    "repeat of it expanded": (
+        lambda g, x, v: g.op("Tile", g.op("Expand", v, ints(g, 1, 1, 1)), concat(g, ints(g, 1, 1), gathered(g, x, -1))),
+        True,
+    ),
+    "repeat(1, t, 1)": (lambda g, x, v: g.op("Tile", v, concat(g, ints(g, 1), gathered(g, x, 1), ints(g, 1))), False),
+    "repeat(1, 1, t)": (lambda g, x, v: g.op("Tile", v, concat(g, ints(g, 1, 1), gathered(g, x, 1))), False),
+    "repeat(1, 1, 1, n)": (lambda g, x, v: g.op("Tile", v, concat(g, ints(g, 1, 1, 1), gathered(g, x, 2))), False),
+    "sizes that may be 5": (lambda g, x, v: g.op("Expand", v, where_minus_one(g, shape_of(g, x), True, 5)), False),
+    "the other branch": (
+        lambda g, x, v: g.op(
+            "Expand", v, where_minus_one(g, concat(g, ints(g, -1), gathered(g, x, 0), ints(g, 8)), False)
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHENED)
+@pytest.mark.parametrize("dims", [SHAPES["named"], SHAPES["nameless"]], ids=["named", "nameless"])
+def test_a_statistic_that_is_made_as_long_as_x(name, dims):
+    lengthened, is_proven = LENGTHENED[name]
+    g = Graph()
+    x = g.input("x", F, dims)
+    v = lengthened(g, x, g.op("ReduceMean", x * x, ints(g, -1)))
+    g.output(norm(g, x, v), "y", (None,) * (4 if "1, 1, 1, n" in name else 3))
+    fused, report = rmsnorm_deploy.fuse(g.model())
+    assert len(report.fused) == is_proven, report.missed
+    assert len(report.near_misses) == (not is_proven)
+    if not is_proven:
+        return
+    data = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    data[0, 0], data[0, 1], data[1, 0] = 0.0, data[0, 1] * 1e-20, data[1, 0] * 1e18
+    data[1, 1, 3], data[1, 2, 3] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        truth = data / np.sqrt((data.astype(np.float64) ** 2).mean(-1, keepdims=True) + EPSILON)
+    for hook in (None, rmsnorm_deploy.register):
+        np.testing.assert_allclose(run(fused, {"x": data}, False, hook)[0], truth, rtol=2e-6)
 
 
 def test_another_dimension_is_not_the_size():

@@ -59,6 +59,21 @@ LAST_AXIS_MEANS = {
     "lp_normalization": lambda g, x, square, axes, n, k: (g.op("LpNormalization", x, axis=-1, p=2), "normalised"),
 }
 
+
+def _by_axis(shape, axes, reduced, others) -> list[int]:
+    """``reduced`` at ``axes``, ``others`` elsewhere."""
+    inside = {a % len(shape) for a in axes}
+    return [reduced[i] if i in inside else others[i] for i in range(len(shape))]
+
+
+def _expanded(g: Graph, v: V, sizes: V) -> V:
+    """torch.Tensor.expand, as TorchScript's exporter writes it: a size of -1 is one that stays."""
+    rank = g.constant([len(g.feeds["x"][1])], I64)
+    ones = g.op("ConstantOfShape", rank, dtype=I64, value=onnx.helper.make_tensor("", I64, [1], [1]))
+    stays = g.op("Equal", sizes, ones * -1, dtype=I64)
+    return g.op("Expand", v, g.op("Where", stays, ones, sizes, dtype=I64))
+
+
 # keepdims of the reduction, and how its dimensions come back: (graph, statistic, axes, x, shape of x) -> statistic
 KEEPDIMS = {
     "kept": (1, lambda g, v, axes, x, shape: v),
@@ -73,6 +88,14 @@ KEEPDIMS = {
     ),
     "squeeze": (1, lambda g, v, axes, x, shape: g.along("Unsqueeze", g.along("Squeeze", v, axes), axes)),
     "expand": (1, lambda g, v, axes, x, shape: g.op("Expand", v, g.op("Shape", x, dtype=I64))),
+    "expand_minus_one": (
+        1,
+        lambda g, v, axes, x, shape: _expanded(g, v, g.constant(_by_axis(shape, axes, shape, [-1] * len(shape)), I64)),
+    ),
+    "tile": (
+        1,
+        lambda g, v, axes, x, shape: g.op("Tile", v, g.constant(_by_axis(shape, axes, shape, [1] * len(shape)), I64)),
+    ),
 }
 
 # epsilon on the mean square
@@ -113,7 +136,7 @@ NORMALISE = {
 }
 
 # where the scale comes in
-SCALES = ("right", "left", "none", "one_plus", "into_x", "into_inverse", "scalar", "expanded")
+SCALES = ("right", "left", "none", "one_plus", "into_x", "into_inverse", "scalar", "expanded", "einsum", "einsum_left")
 
 NOISE = {
     "none": lambda g, v: v,
@@ -294,7 +317,7 @@ def build(s: Spelling) -> Built:
     two = s.layout.startswith("llama")
     if narrow and two:
         y = g.cast(y, io)
-    if s.scale in ("right", "left", "one_plus", "expanded"):
+    if s.scale in ("right", "left", "one_plus", "expanded", "einsum", "einsum_left"):
         if s.scale == "one_plus":
             base = g.weight(np.asarray(weight - 1).astype(_numpy(y.dtype)), y.dtype)
             w = 1.0 + base
@@ -304,7 +327,14 @@ def build(s: Spelling) -> Built:
             w = g.weight(scale_value, y.dtype)
         if s.scale == "expanded":
             w = g.op("Expand", w, g.op("Shape", x, dtype=7))
-        y = w * y if s.scale == "left" else y * w
+        if s.scale.startswith("einsum"):
+            x_, w_ = "abcdef"[: len(s.shape)], "abcdef"[: len(s.shape)][-len(shape) :]
+            pair, terms = ((w, y), f"{w_},{x_}") if s.scale == "einsum_left" else ((y, w), f"...{w_}, {w_}")
+            y = g.op(
+                "Einsum", *pair, equation=f"{terms} -> {terms.replace(' ', '').split(',')[s.scale == 'einsum_left']}"
+            )
+        else:
+            y = w * y if s.scale == "left" else y * w
     elif s.scale == "scalar":
         scale_value = np.asarray(0.75).astype(_numpy(y.dtype))
         y = y * g.weight(scale_value, y.dtype)
