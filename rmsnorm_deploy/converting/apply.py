@@ -236,8 +236,10 @@ class Applier:
         if not norm.is_operator:
             self.rest.update(_readers(norm.output))
             self._drop(node, norm.index)
-            for difference in norm.differences:
-                self._drop(difference, 0)
+            # what is made of squares or products of a source is made of a value with its mean
+            if not self._reads_source(norm):
+                for difference in norm.differences:
+                    self._drop(difference, 0)
             return
         gone = node in self._biases.absent or node in self._biases.folded
         x = node.inputs[0]  # the value that is centred by now
@@ -248,6 +250,13 @@ class Applier:
         node.graph.insert_before(node, nodes)
         take_over(norm.output, nodes[-1].outputs[0])
         self._loose.append(node)
+
+    def _reads_source(self, norm: Norm) -> bool:
+        """Whether a norm reads what is centred for it alone, and others read as it is."""
+        edge = norm.node, norm.index
+        return any(
+            norm.x in stream.sources and edge in stream.edges.get(norm.x, ()) for stream in self._decision.converted
+        )
 
     def _output_type(self, norm: Norm, x: ir.Value) -> ir.DataType:
         """That of onnxruntime's own LayerNormalization, which is older than the standard's, is its scale's."""

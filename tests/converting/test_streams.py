@@ -45,6 +45,22 @@ def test_norms_that_are_spelled_out(square, keepdims, how, opset):
     assert len(rmsnorm_deploy.fuse(plain)[1].fused) == 3
 
 
+@pytest.mark.parametrize("square", ["pow", "mul"])
+@pytest.mark.parametrize("how", ["sub", "add", "difference", "shift"])
+@pytest.mark.parametrize("layers", [2, 4])
+def test_norms_that_are_spelled_out_of_what_is_centred_while_the_model_runs(layers, how, square):
+    """The squares, and products with a scale, are of the value with its mean."""
+    g = Streams(13)
+    x = g.op("Exp", g.input("x", F, (2, TOKENS, D)))
+
+    def norm(x):
+        return g.spelled_out(x, square, 1, how)
+
+    _, report = converted(g.finish(g.layers(x, layers, norm), norm))
+    assert report.converted == layers + 1
+    assert any(stream.centrings for stream in report.streams)
+
+
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: w.__name__)
 def test_a_writer_is_centred_where_it_is_made(writer):
     g = Streams()
