@@ -378,33 +378,42 @@ RUN = """
 import sys
 import numpy as np
 from rmsnorm_deploy import tvm
-runs = tvm.load(sys.argv[1])
-for rows in (1, 5, 70):
-    x = np.random.default_rng(rows).standard_normal((1, rows, 512)) * 40
-    sys.stdout.buffer.write(runs({"x": x.astype(sys.argv[2])})["y"].tobytes())
+for folder, kind in zip(sys.argv[1::2], sys.argv[2::2]):
+    runs = tvm.load(folder)
+    for rows in (1, 5, 70):
+        x = np.random.default_rng(rows).standard_normal((1, rows, 512)) * 40
+        sys.stdout.buffer.write(runs({"x": x.astype(kind)})["y"].tobytes())
 """
 
 
-@pytest.mark.parametrize("what", ["4 bits", "8 bits", "linear", "integer"])
-def test_every_number_of_threads_gives_the_same_bits(tmp_path, what):
-    kind = "float32"
+def model_for_threads(what):
+    """The model, and the type of its input."""
     if what.endswith("bits"):
         weights, _ = n_bits(512, 1000, 32, int(what[0]), "packed")
-        model = n_bits_model(weights, 512, 1000, 32, int(what[0]))
-    else:
-        w = integers(-128, 128, 512, 1000, seed=1).astype(np.int8)
-        nodes = [("DequantizeLinear", ("w", "s"), "d", {"axis": 1}), ("MatMul", ("x", "d"), "y", {})]
-        if what == "linear":
-            model = model_of(nodes, {"w": w, "s": random(1000) / 100}, (1, "n", 512))
-        else:
-            nodes, kind = [("MatMulInteger", ("x", "w"), "y", {})], "int8"
-            model = model_of(nodes, {"w": w}, (1, "n", 512), TensorProto.INT8, TensorProto.INT32)
-    compiled(model, tmp_path)
-    assert by_panels(tmp_path)
+        return n_bits_model(weights, 512, 1000, 32, int(what[0])), "float32"
+    w = integers(-128, 128, 512, 1000, seed=1).astype(np.int8)
+    if what == "integer":
+        nodes = [("MatMulInteger", ("x", "w"), "y", {})]
+        return model_of(nodes, {"w": w}, (1, "n", 512), TensorProto.INT8, TensorProto.INT32), "int8"
+    nodes = [("DequantizeLinear", ("w", "s"), "d", {"axis": 1}), ("MatMul", ("x", "d"), "y", {})]
+    return model_of(nodes, {"w": w, "s": random(1000) / 100}, (1, "n", 512)), "float32"
+
+
+def test_every_number_of_threads_gives_the_same_bits(tmp_path):
+    kinds, folders = ("4 bits", "8 bits", "linear", "integer"), []
+    for what in kinds:
+        folder = tmp_path / what
+        folder.mkdir()
+        model, kind = model_for_threads(what)
+        compiled(model, folder)
+        assert by_panels(folder), what
+        folders += [folder / "c", kind]
     found = []
-    for threads in ("1", "2", "3"):
+    for threads in ("1", "2", "3"):  # each for all models: a process takes longer to start than to compute
         environment = {"TVM_NUM_THREADS": threads, "PATH": "", "OPENBLAS_NUM_THREADS": "4"}
-        command = [sys.executable, "-c", RUN, tmp_path / "c", kind]
+        command = [sys.executable, "-c", RUN, *folders]
         found.append(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
-    assert len(set(found)) == 1
-    assert len(found[0]) == 76 * 1000 * 4
+    size = 76 * 1000 * 4
+    for i, what in enumerate(kinds):
+        assert len({of_all[i * size : (i + 1) * size] for of_all in found}) == 1, what
+    assert {len(of_all) for of_all in found} == {len(kinds) * size}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernels.cpu.test_wide_vector import OPTIONS
+from tests.kernels.cpu.test_wide_vector import OPTIONS, objects
 from tests.support import output_cases as cases
 from tests.support.contract import F32, load
 from tests.support.driver import run
@@ -75,32 +75,24 @@ CHECKS = {
 
 
 class Copy:
-    """The kernels on sixteen emulated lanes, built of copies of the sources."""
+    """The kernels on sixteen emulated lanes, and copies of the sources for faults in one of them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, objects):
+        self.folder, self.objects = folder, objects
         self.cpu = folder / "ops" / "cpu"
         self.tests = folder / "tests" / "kernels" / "cpu"
         shutil.copytree(ROOT / "ops", folder / "ops")
         self.tests.mkdir(parents=True)
         shutil.copy(EMULATED, self.tests)
-        self.folder = folder
-        self.sources = [
-            self.tests / EMULATED.name,
-            *(folder / "ops" / "contract").glob("*.cpp"),
-            *self.cpu.glob("*.cpp"),
-        ]
-        for source in self.sources:
-            self.compile(source)
 
-    def compile(self, source, name="", *options):
+    def compile(self, source, name, *options):
         target = self.folder / f"{name}{source.stem}.o"
         run(*compiler(), *OPTIONS, *options, "-c", source, "-o", target)
         return target
 
-    def link(self, name, changed=None, instead=None):
+    def link(self, name, **instead):
         path = self.folder / name
-        objects = [instead if source == changed else self.folder / f"{source.stem}.o" for source in self.sources]
-        run(*compiler(), "-shared", *objects, "-o", path, "-lm")
+        run(*compiler(), "-shared", *(self.objects | instead).values(), "-o", path, "-lm")
         return load(path)
 
     def faulty(self, file, old, new, name):
@@ -111,15 +103,14 @@ class Copy:
         source = path if path.suffix == ".cpp" else self.tests / EMULATED.name
         try:
             # Quickly, and without a word about what a fault leaves unused.
-            return self.link(f"{name}.so", source, self.compile(source, name, "-O0", "-w"))
+            return self.link(f"{name}.so", **{source.stem: self.compile(source, name, "-O0", "-w")})
         finally:
             path.write_text(text)
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    compiler()
-    return Copy(tmp_path_factory.mktemp("faults"))
+    return Copy(tmp_path_factory.mktemp("faults"), objects(tmp_path_factory))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tests.support import contract_cases, gated_cases
 from tests.support.contract import BF16, F16, F32, Call, cases, load, values
 from tests.support.driver import Driver, build, run
 from tests.support.native import compiler
+from tests.support.once import once
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "ops" / "cpu"
@@ -34,11 +35,25 @@ OPTIONS = [
 ]
 
 
+def objects(tmp_path_factory):
+    """The object file of each source, by its name without ending; a test run compiles them once."""
+    compiler()  # outside of make: a test that is skipped has built nothing
+
+    def make(folder):
+        folder.mkdir()
+        for source in SOURCES:
+            run(*compiler(), *OPTIONS, "-c", source, "-o", folder / f"{source.stem}.o")
+
+    folder = once(tmp_path_factory, "emulated16", make)
+    return {source.stem: folder / f"{source.stem}.o" for source in SOURCES}
+
+
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
+    made = objects(tmp_path_factory)
     folder = tmp_path_factory.mktemp("emulated")
     path = folder / "emulated.so"
-    run(*compiler(), *OPTIONS, "-shared", *SOURCES, "-o", path, "-lm")
+    run(*compiler(), "-shared", *made.values(), "-o", path, "-lm")
     with Driver([build(compiler(), folder), path]) as driver:
         yield driver
 
