@@ -38,62 +38,96 @@ _LEAST_EXP, _MOST_EXP = -104.5, 89.5
 
 def exp(x: Any) -> Any:
     """e^x."""
-    limited = _limited(x, _LEAST_EXP, _MOST_EXP)
-    return _named(limited, lambda a: _reduced(a, lambda n, above: _scaled(_f32(1.0) + above, n)))
+    return _in_names(_exp, x)
 
 
 def tanh(x: Any) -> Any:
     """Of x: u / (u + 2) with u = e^(2x) - 1, of the absolute value: nothing cancels."""
-
-    def of(a: Any) -> Any:
-        def less_one(n: Any, above: Any) -> Any:
-            return _named(_power(n), lambda p: p * above + (p - _f32(1.0)))
-
-        u = _named(_limited(tirx.abs(a) * _f32(2.0), 0.0, 20.0), lambda v: _reduced(v, less_one))
-        return _named(u, lambda u: _signed(u / (u + _f32(2.0)), a))
-
-    return _named(x, of)
+    return _in_names(_tanh, x)
 
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x), of which the small side is computed: results of any size are right."""
-
-    def of(a: Any) -> Any:
-        e = exp(-tirx.abs(a))
-        return _named(e, lambda e: tirx.Select(a < _f32(0.0), e, _f32(1.0)) / (_f32(1.0) + e))
-
-    return _named(x, of)
+    return _in_names(_sigmoid, x)
 
 
 def silu(x: Any) -> Any:
     """The product of x and its sigmoid."""
-    return _named(x, lambda a: a * sigmoid(a))
+    return _in_names(lambda named, a: a * _sigmoid(named, a), x)
 
 
 def erf(x: Any) -> Any:
     """The error function."""
-
-    def of(a: Any) -> Any:
-        square = _named(a * a, lambda s: a + a * _polynomial(s, _ERF))
-        large = _named(_limited(tirx.abs(a), 0.0, 3.95), lambda t: _f32(1.0) - exp(_polynomial(t, _LOG_ERFC)))
-        return tirx.Select(tirx.abs(a) < _f32(0.92), square, _signed(large, a))
-
-    return _named(x, of)
+    return _in_names(_erf, x)
 
 
 def gelu(x: Any) -> Any:
     """The product x / 2 * (1 + erf(x / sqrt(2)))."""
-    return _named(x, lambda a: a * _f32(0.5) * (_f32(1.0) + erf(a * _f32(math.sqrt(0.5)))))
+    return _in_names(lambda named, a: a * _f32(0.5) * (_f32(1.0) + _erf(named, named(a * _f32(math.sqrt(0.5))))), x)
 
 
 def gelu_tanh(x: Any) -> Any:
     """The product x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
 
-    def of(a: Any) -> Any:
+    def of(named: _Names, a: Any) -> Any:
         inner = a * (_f32(1.0) + _f32(0.044715) * a * a) * _f32(math.sqrt(2.0 / math.pi))
-        return a * _f32(0.5) * (_f32(1.0) + tanh(inner))
+        return a * _f32(0.5) * (_f32(1.0) + _tanh(named, named(inner)))
 
-    return _named(x, of)
+    return _in_names(of, x)
+
+
+# -- names
+
+
+class _Names:
+    """What an expression computes once, in one chain: ``let a = ... in let b = ... in ...``.
+
+    TVM's passes visit the names inside of another's value twice, and those inside of these four times.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, Any]] = []
+
+    def __call__(self, value: Any) -> Any:
+        """The name of a value, which may hold names that were made before."""
+        value = tirx.convert(value)
+        self.made.append((tirx.Var("t", value.ty), value))
+        return self.made[-1][0]
+
+
+def _in_names(function: Callable[[_Names, Any], Any], x: Any) -> Any:
+    """A function of a name of ``x``, behind all names that it makes."""
+    named = _Names()
+    result = function(named, named(x))
+    for name, value in reversed(named.made):
+        result = tirx.Let(name, value, result)
+    return result
+
+
+# -- the functions, of a value that has a name
+
+
+def _exp(named: _Names, x: Any) -> Any:
+    n, above = _reduced(named, _limited(named, x, _LEAST_EXP, _MOST_EXP))
+    return _scaled(named, _f32(1.0) + above, n)
+
+
+def _tanh(named: _Names, x: Any) -> Any:
+    n, above = _reduced(named, _limited(named, tirx.abs(x) * _f32(2.0), 0.0, 20.0))
+    power = named(_power(n))
+    u = named(power * above + (power - _f32(1.0)))
+    return _signed(u / (u + _f32(2.0)), x)
+
+
+def _sigmoid(named: _Names, x: Any) -> Any:
+    e = named(_exp(named, named(-tirx.abs(x))))
+    return tirx.Select(x < _f32(0.0), e, _f32(1.0)) / (_f32(1.0) + e)
+
+
+def _erf(named: _Names, x: Any) -> Any:
+    small = x + x * _polynomial(named(x * x), _ERF)
+    power = named(_polynomial(_limited(named, tirx.abs(x), 0.0, 3.95), _LOG_ERFC))
+    return tirx.Select(tirx.abs(x) < _f32(0.92), small, _signed(_f32(1.0) - _exp(named, power), x))
 
 
 # -- pieces
@@ -101,13 +135,6 @@ def gelu_tanh(x: Any) -> Any:
 
 def _f32(value: float) -> Any:
     return tirx.const(value, "float32")
-
-
-def _named(value: Any, body: Callable[[Any], Any]) -> Any:
-    """``body`` of a value that is computed once."""
-    value = tirx.convert(value)
-    name = tirx.Var("t", value.ty)
-    return tirx.Let(name, value, body(name))
 
 
 def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
@@ -118,23 +145,19 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return total
 
 
-def _limited(x: Any, low: float, high: float) -> Any:
+def _limited(named: _Names, x: Any, low: float, high: float) -> Any:
     """``x`` between the two, NaN as it is: a comparison with it is false."""
-    least = tirx.Select(x < _f32(low), _f32(low), x)
-    return _named(least, lambda v: tirx.Select(v > _f32(high), _f32(high), v))
+    least = named(tirx.Select(x < _f32(low), _f32(low), x))
+    return named(tirx.Select(least > _f32(high), _f32(high), least))
 
 
-def _reduced(x: Any, body: Callable[[Any, Any], Any]) -> Any:
-    """``body`` of n, an int32, and e^r - 1, where x = n ln(2) + r with |r| <= ln(2) / 2."""
-
-    def parts(shifted: Any) -> Any:
-        n = tirx.reinterpret("int32", shifted) - tirx.reinterpret("int32", _f32(_ROUNDER))
-        whole = shifted - _f32(_ROUNDER)
-        r = _named(whole, lambda w: x - w * _f32(_LN2_HIGH) - w * _f32(_LN2_LOW))
-        above = _named(r, lambda r: r + r * r * _polynomial(r, _EXP))
-        return _named(n, lambda n: _named(above, lambda above: body(n, above)))
-
-    return _named(x * _f32(1.0 / math.log(2.0)) + _f32(_ROUNDER), parts)
+def _reduced(named: _Names, x: Any) -> tuple[Any, Any]:
+    """n, an int32, and e^r - 1, where x = n ln(2) + r with |r| <= ln(2) / 2."""
+    shifted = named(x * _f32(1.0 / math.log(2.0)) + _f32(_ROUNDER))
+    n = named(tirx.reinterpret("int32", shifted) - tirx.reinterpret("int32", _f32(_ROUNDER)))
+    whole = named(shifted - _f32(_ROUNDER))
+    r = named(x - whole * _f32(_LN2_HIGH) - whole * _f32(_LN2_LOW))
+    return n, named(r + r * r * _polynomial(r, _EXP))
 
 
 def _power(n: Any) -> Any:
@@ -142,9 +165,10 @@ def _power(n: Any) -> Any:
     return tirx.reinterpret("float32", (n + tirx.const(127, "int32")) << tirx.const(23, "int32"))
 
 
-def _scaled(x: Any, n: Any) -> Any:
+def _scaled(named: _Names, x: Any, n: Any) -> Any:
     """The product x * 2^n in two steps, of which each has a normal factor."""
-    return _named(n >> tirx.const(1, "int32"), lambda half: x * _power(half) * _power(n - half))
+    half = named(n >> tirx.const(1, "int32"))
+    return x * _power(half) * _power(n - half)
 
 
 def _signed(x: Any, sign_of: Any) -> Any:
