@@ -278,7 +278,7 @@ def test_the_same_numbers_give_the_same_models():
 
 def test_every_mutation_changes_some_model():
     rng, idle = random.Random(1), collections.Counter(MUTATIONS)
-    for _ in range(30):
+    for _ in range(100):
         for name in MUTATIONS:
             model = spelled(rng) if rng.random() < 0.5 else rmsnorm_deploy.fuse(spelled(rng))[0]
             for helper in ("structure.into_an_if", "structure.into_a_function"):
