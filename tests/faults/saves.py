@@ -242,11 +242,16 @@ def two_at_once(place, force, count):
         place.begin(force)
         options = ["--force"] if force else []
         children = [start(fusing(path, place.output, *options), said=hidden) for path in (place.one, place.two)]
-        ends = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-        wrong = place.wrong({1, 2}) or place.crowded()
-        if ends != ([0, 0] if force else [0, 2]) or wrong:
-            yield f"pair {number}: {ends} {wrong}"
+        if wrong := ended(place, force, children):
+            yield f"pair {number}: {wrong}"
     os.close(hidden)
+
+
+def ended(place, force, children):
+    """Wait for two runs with one output; why that is not of one of them, or empty if all is well."""
+    ends = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    wrong = place.wrong({1, 2}) or place.crowded()
+    return f"{ends} {wrong}" if wrong or ends != ([0, 0] if force else [0, 2]) else ""
 
 
 def overtaken(place, force):
@@ -269,14 +274,13 @@ def overtaken(place, force):
             children.append(start(fusing(place.one, place.output, *options), said=hidden))
             until_it_waits(children[1])
             os.write(lets, b"!")
-        ends = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        wrong = ended(place, force, children)
         for end in (heard, waits, lets):
             os.close(end)
         if not reached:
             break
-        wrong = place.wrong({1, 2}) or place.crowded()
-        if ends != ([0, 0] if force else [0, 2]) or wrong:
-            yield f"change {at}: {ends} {wrong}"
+        if wrong:
+            yield f"change {at}: {wrong}"
     os.close(hidden)
 
 

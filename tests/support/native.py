@@ -1,7 +1,6 @@
 """Builds a copy of ops/ in a temporary folder, as it is or with a fault planted, and programs that go with it."""
 
 import contextlib
-import ctypes
 import re
 import shutil
 import subprocess
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmsnorm_deploy.errors import MissingEnvironment
-from rmsnorm_deploy.run import toolchain
-from rmsnorm_deploy.run.library import library_path
+from rmsnorm_deploy.run import library, toolchain
 from tests.support.contract import instruction_sets, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,11 +56,8 @@ def launcher():
 
     Those see only what runs, and to compile an instruction set for them takes more than a minute.
     """
-    library, usable = load(library_path()), ctypes.c_int()
-    idle = []
-    for number, name in enumerate(instruction_sets(library)):
-        library.rmsnorm_deploy_cpu_isa_at(number, ctypes.byref(usable))
-        idle += [] if usable.value else [name]
+    usable = library.instruction_sets(library.library_path())
+    idle = [name for name in instruction_sets(load(library.library_path())) if name not in usable]
     of_them = f'[[ "${{@: -1}}" =~ /isa/({"|".join(idle)})\\.cpp$ ]]'
     return f'bash;-c;{of_them} && exec "${{@/#-fsanitize=*/-g0}}" || exec "$@";compiler'
 
