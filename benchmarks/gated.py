@@ -1,18 +1,18 @@
 """GatedRMSNorm beside onnxruntime's nodes for the same norm and gate: ``python -m benchmarks.gated``.
 
-Three sessions on one thread, in turn, in one process: the model as exporters write it; ours; and our RMSNorm with the
+Three sessions on one thread, in turn, in one process: ours; the model as exporters write it; and our RMSNorm with the
 gate left to onnxruntime. Each number says how many times as fast GatedRMSNorm is.
 """
 
 import argparse
 import sys
-import time
 
 import numpy as np
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
+from benchmarks.placed import contestant, cpu_session
+from benchmarks.timing import alternate, median, quartiles, ratios
 
 ROWS, SIZES = (1, 16, 512), (128, 1024, 4096)
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -48,60 +48,34 @@ def model(size, kind, place):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def session(given, *, ours):
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    if ours:
-        rmsnorm_deploy.register(options)
-    return ort.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def bound(made, feeds, y):
-    binding = made.io_binding()
-    for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, value)
-    binding.bind_ortvalue_output("y", y)
-    return lambda: made.run_with_iobinding(binding)
-
-
-def seconds(calls, repeats):
-    """The least time of each call, taken in turn."""
-    least = [float("inf")] * len(calls)
-    for _ in range(repeats):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            for _ in range(8):
-                call()
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least
-
-
-def main(repeats):
+def main(rounds, seconds):
     for place in (0, 2):
         for kind in TYPES:
             found = []
             for size in SIZES:
                 given = model(size, kind, place)
-                fused, _ = rmsnorm_deploy.fuse(given, also=["gates"])
-                sessions = [session(given, ours=False), session(fused, ours=True)]
-                sessions.append(session(rmsnorm_deploy.fuse(given)[0], ours=True))
+                models = [rmsnorm_deploy.fuse(given, also=["gates"])[0], given, rmsnorm_deploy.fuse(given)[0]]
                 for rows in ROWS:
-                    shape, dtype = (rows, size), np.float32 if kind == "float32" else np.float16
-                    data = {n: np.random.default_rng(0).standard_normal(shape).astype(dtype) for n in "xz"}
-                    values = {n: ort.OrtValue.ortvalue_from_numpy(v) for n, v in data.items()}
-                    y = ort.OrtValue.ortvalue_from_numpy(np.empty(shape, dtype))
-                    calls = [bound(s, values, y) for s in sessions]
-                    theirs, own, beside = seconds(calls, max(5, repeats // (1 + rows * size // 65536)))
-                    found.append((theirs / own, beside / own))
+                    three = [contestant(cpu_session(each, ours=each is not given), rows, size, 1) for each in models]
+                    alternate(three, judged=3, most_rounds=rounds, seconds=seconds, precision=0.005)
+                    theirs, beside = (ratios(three[0], other) for other in three[1:])
+                    found.append((median(theirs), median(beside)))
                     sys.stdout.write(
-                        f"place {place} {kind} {rows} x {size}: {theirs / own:.2f} times as fast as onnxruntime's, "
-                        f"{beside / own:.2f} as our RMSNorm and its gate\n"
+                        f"place {place} {kind} {rows} x {size}: {_with_quartiles(theirs)} times as fast as "
+                        f"onnxruntime's, {_with_quartiles(beside)} as our RMSNorm and its gate\n"
                     )
+                    sys.stdout.flush()
             means = np.exp(np.log(found).mean(axis=0))
             sys.stdout.write(f"place {place} {kind}, geometric mean: {means[0]:.2f}, {means[1]:.2f}\n")
 
 
+def _with_quartiles(values):
+    low, high = quartiles(values)
+    return f"{median(values):.2f} ({low:.2f} to {high:.2f})"
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=200)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of a case at most (default 60)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for a case, about, at most (default 1)")
     main(**vars(parser.parse_args()))

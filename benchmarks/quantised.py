@@ -1,21 +1,22 @@
 """Norms that end in 8 bits: one operator beside our norm and onnxruntime's: ``python -m benchmarks.quantised``.
 
-Two sessions on one thread, in turn, in one process: our RMSNorm (or AddRMSNorm) followed by onnxruntime's
-QuantizeLinear or DynamicQuantizeLinear, and the operator that does both. A model holds the norm several times, side by
-side, so that what a session costs by itself does not count. Each number says how many times as fast the one is.
+Three sessions on one thread, in turn, in one process: the operator that does both; our RMSNorm (or AddRMSNorm) followed
+by onnxruntime's QuantizeLinear or DynamicQuantizeLinear; and that operator of onnxruntime alone, which is what would be
+left if the norm took no time at all. A small model holds the norm 16 times, side by side, so that what a session costs
+by itself counts little.
 
-``--compare`` counts the bytes in which the two differ instead, in so many values.
+``--compare`` counts the bytes in which the first two differ instead, in so many values.
 """
 
 import argparse
 import sys
-import time
 
 import numpy as np
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import rmsnorm_deploy
+from benchmarks.placed import contestant, cpu_session
+from benchmarks.timing import alternate, median, quartiles, ratios
 from rmsnorm_deploy.op import DOMAIN, NormParameters, Op, function_body
 
 ALSO = ["quantizers"]
@@ -23,6 +24,8 @@ ALSO = ["quantizers"]
 ROWS, SIZES = (1, 16, 512), (128, 1024, 4096)
 KINDS = ("DynamicQuantizeLinear", "QuantizeLinear")
 F = TensorProto.FLOAT
+SIDE_BY_SIDE, FEW_VALUES = 16, 65536
+"""How many norms are in a model for rows of at most so many values together; else one."""
 
 
 def model(kind, size, residual, times):
@@ -54,60 +57,51 @@ def model(kind, size, residual, times):
     )
 
 
-def session(given, threads=1):
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    rmsnorm_deploy.register(options)
-    return ort.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def feeds_of(given, rows, size, seed=0):
     rng = np.random.default_rng(seed)
     return {i.name: rng.standard_normal((rows, size)).astype(np.float32) for i in given.graph.input}
 
 
-def bound(made, feeds):
-    """A call of a session with all of its tensors in place."""
-    binding = made.io_binding()
-    rows = next(iter(feeds.values())).shape[0]
-    for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value))
-    kinds = {"tensor(int8)": np.int8, "tensor(uint8)": np.uint8, "tensor(float)": np.float32}
-    for output in made.get_outputs():
-        value = np.empty((rows, output.shape[1]), kinds[output.type])
-        binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(value))
-    return lambda: made.run_with_iobinding(binding)
+def alone(kind, size, times):
+    """``times`` times onnxruntime's operator, of one Y."""
+    given = model(kind, size, False, times)
+    kept = [node for node in given.graph.node if node.op_type == kind]
+    for node in kept:
+        node.input[0] = "y"
+    del given.graph.node[:], given.graph.input[:]
+    unused = [each for each in given.graph.initializer if each.name == "w"]
+    given.graph.initializer.remove(unused[0])
+    given.graph.node.extend(kept)
+    given.graph.input.append(helper.make_tensor_value_info("y", F, ["n", size]))
+    return given
 
 
-def seconds(calls, repeats):
-    """The least time of each call, taken in turn."""
-    least = [float("inf")] * len(calls)
-    for _ in range(repeats):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least
-
-
-def measure(repeats, times):
+def measure(options):
     for kind in KINDS:
-        found = []
+        found, least = [], []
         for residual in (False, True):
             for size in SIZES:
-                given = model(kind, size, residual, times)
-                sessions = [session(given), session(rmsnorm_deploy.fuse(given, also=ALSO)[0])]
                 for rows in ROWS:
-                    feeds = feeds_of(given, rows, size)
-                    calls = [bound(s, feeds) for s in sessions]
-                    pair, one = seconds(calls, max(5, repeats // (1 + rows * size // 65536)))
-                    found.append(pair / one)
-                    sys.stdout.write(
-                        f"{'Add' * residual}RMSNorm and {kind}, {rows} x {size}: {pair / one:.2f} times as fast "
-                        f"({1e6 * one / times:.2f} us)\n"
+                    times = SIDE_BY_SIDE if rows * size <= FEW_VALUES else 1
+                    pair = model(kind, size, residual, times)
+                    models = [rmsnorm_deploy.fuse(pair, also=ALSO)[0], pair, alone(kind, size, times)]
+                    one, both, end = (contestant(cpu_session(each), rows, size, times) for each in models)
+                    alternate(
+                        [one, both, end], judged=2, most_rounds=options.rounds, seconds=options.seconds, precision=0.005
                     )
-        mean = float(np.exp(np.log(found).mean()))
-        sys.stdout.write(f"{kind}, geometric mean: {mean:.2f} times as fast ({1 / mean:.2f} of the time)\n")
+                    found.append(median(ratios(one, both)))
+                    least.append(median(ratios(both, end)))
+                    low, high = quartiles(ratios(one, both))
+                    sys.stdout.write(
+                        f"{'Add' * residual}RMSNorm and {kind}, {rows} x {size}: {found[-1]:.2f} ({low:.2f} to "
+                        f"{high:.2f}) times as fast, {1 / found[-1]:.2f} of the time; {kind} alone {least[-1]:.2f} "
+                        f"({median(one.rounds):.2f} us)\n"
+                    )
+                    sys.stdout.flush()
+        mean, end = (float(np.exp(np.log(each).mean())) for each in (found, least))
+        sys.stdout.write(
+            f"{kind}, geometric mean: {mean:.2f} times as fast, {1 / mean:.2f} of the time; {kind} alone {end:.2f}\n"
+        )
 
 
 def compare(values):
@@ -118,7 +112,7 @@ def compare(values):
             differing = total = 0
             for size in SIZES:
                 given = model(kind, size, residual, 1)
-                sessions = [session(given), session(rmsnorm_deploy.fuse(given, also=ALSO)[0], 2)]
+                sessions = [cpu_session(given), cpu_session(rmsnorm_deploy.fuse(given, also=ALSO)[0], threads=2)]
                 for seed in range(1 + values // (rows * sum(SIZES))):
                     feeds = feeds_of(given, rows, size, seed)
                     (a, *_), (b, *_) = (s.run(None, feeds) for s in sessions)
@@ -129,11 +123,11 @@ def compare(values):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=300)
-    parser.add_argument("--times", type=int, default=8, help="norms in one model (default 8)")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of a case at most (default 60)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for a case, about, at most (default 1)")
     parser.add_argument("--compare", type=int, metavar="VALUES", help="such as 10000000")
     options = parser.parse_args()
     if options.compare:
         compare(options.compare)
     else:
-        measure(options.repeats, options.times)
+        measure(options)

@@ -77,9 +77,12 @@ class Plan {
   // the ends of y; zero counts as a value. The third reads what quantised_scale and zero_point hold by then, and does
   // the rest. Only where has_ranges().
   bool has_ranges() const noexcept { return bytes_ && !apart_; }
-  void run_ranges(const Tensors& t, std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept;
-  void widen_range(const Tensors& t, const RowFactor* factors, float* least, float* most) const noexcept;
-  void run_outputs(const Tensors& t, std::int64_t begin, std::int64_t end, const RowFactor* factors) const noexcept;
+  std::int64_t pieces() const noexcept;  // of one row
+  void run_ranges(const Tensors& t, std::int64_t begin, std::int64_t end, const RowFactors& factors,
+                  const PieceEnds& ends) const noexcept;
+  void widen_range(const Tensors& t, const RowFactors& factors, const PieceEnds& ends, float* least,
+                   float* most) const noexcept;
+  void run_outputs(const Tensors& t, std::int64_t begin, std::int64_t end, const RowFactors& factors) const noexcept;
 
  private:
   bool whole_lines(const void* output) const noexcept;

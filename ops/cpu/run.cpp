@@ -11,11 +11,23 @@
 
 namespace rmsnorm_deploy {
 
+namespace {
+
+RowFactors factors_from(const RowFactors& factors, std::int64_t row) noexcept {
+  return {factors.high + row, factors.low + row, factors.divides + row};
+}
+
+PieceEnds ends_from(const PieceEnds& ends, std::int64_t piece) noexcept {
+  return {ends.least + piece, ends.most + piece, ends.margin + piece};
+}
+
+}  // namespace
+
 void Plan::run(const Tensors& t, std::int64_t begin, std::int64_t end) const noexcept {
   if (float64_) {
     run_float64(t, begin, end);
   } else if (outputs_) {
-    run_outputs(t, begin, end, nullptr);
+    run_outputs(t, begin, end, {});
   } else if (inner_ == 1) {
     run_rows(t, begin, end);
   } else {
@@ -62,7 +74,7 @@ Pointer Plan::row_of(RowTensor tensor, Pointer base, std::int64_t row) const noe
 }
 
 void Plan::run_outputs(const Tensors& t, std::int64_t begin, std::int64_t end,
-                       const RowFactor* factors) const noexcept {
+                       const RowFactors& factors) const noexcept {
   const rms_norm_params& p = *params_;
   const std::int32_t y_type = type_of_y(p);
   const int y_element = element_index(y_type);
@@ -120,42 +132,49 @@ void Plan::run_outputs(const Tensors& t, std::int64_t begin, std::int64_t end,
     a.bias = bias_.data ? at<float>(bias_.data, bias_.offset(p, begin)) : nullptr;
     a.least = t.least ? t.least + begin : nullptr;
     a.most = t.most ? t.most + begin : nullptr;
-    a.factors = factors;
+    if (factors.high) a.factors = factors_from(factors, begin);
     a.rows = rows;
     kernel(a);
     begin += rows;
-    if (factors) factors += rows;
   }
 }
 
-void Plan::run_ranges(const Tensors& t, std::int64_t begin, std::int64_t end, RowFactor* factors) const noexcept {
+std::int64_t Plan::pieces() const noexcept { return (size_ + kernels_->piece - 1) / kernels_->piece; }
+
+void Plan::run_ranges(const Tensors& t, std::int64_t begin, std::int64_t end, const RowFactors& factors,
+                      const PieceEnds& ends) const noexcept {
+  constexpr std::int64_t kFew = 2;
+  const std::int64_t each = pieces();
   while (begin < end) {
     const std::int64_t rows = std::min(end - begin, same_weights_ - begin % same_weights_);
     auto a = args_at<RangesArgs>(t, begin * unit_bytes_);
     a.scale = at<float>(scale_.data, scale_.offset(*params_, begin));
     a.rows = rows;
-    a.factors = factors;
-    a.alone = units_ == 1;
+    a.factors = factors_from(factors, begin);
+    a.ends = ends_from(ends, begin * each);
+    a.few = units_ * each <= kFew;
     kernels_->ranges[mode_](a);
-    factors += rows;
     begin += rows;
   }
 }
 
-void Plan::widen_range(const Tensors& t, const RowFactor* factors, float* least, float* most) const noexcept {
+void Plan::widen_range(const Tensors& t, const RowFactors& factors, const PieceEnds& ends, float* least,
+                       float* most) const noexcept {
+  const std::int64_t each = pieces();
   float down = 0;
   float up = 0;
-  for (std::int64_t row = 0; row < units_; ++row) {
-    down = std::min(down, factors[row].least + factors[row].margin);
-    up = std::max(up, factors[row].most - factors[row].margin);
+  for (std::int64_t i = 0; i < units_ * each; ++i) {
+    down = std::min(down, ends.least[i] + ends.margin[i]);
+    up = std::max(up, ends.most[i] - ends.margin[i]);
   }
-  const auto* const rows = static_cast<const float*>(t.sum ? t.sum : t.x);
-  for (std::int64_t row = 0; row < units_; ++row) {
-    const RowFactor& factor = factors[row];
-    if (factor.least - factor.margin <= down || factor.most + factor.margin >= up) {
-      const auto* const scale = at<float>(scale_.data, scale_.offset(*params_, row));
-      kernels_->ends(rows + row * size_, scale, factor, size_, least, most);
-    }
+  const auto* const values = static_cast<const float*>(t.sum ? t.sum : t.x);
+  for (std::int64_t i = 0; i < units_ * each; ++i) {
+    if (ends.least[i] - ends.margin[i] > down && ends.most[i] + ends.margin[i] < up) continue;
+    const std::int64_t row = i / each;
+    const std::int64_t begin = i % each * kernels_->piece;
+    const auto* const scale = at<float>(scale_.data, scale_.offset(*params_, row)) + begin;
+    kernels_->ends(values + row * size_ + begin, scale, factors, row, std::min(size_ - begin, kernels_->piece), least,
+                   most);
   }
 }
 

@@ -84,15 +84,19 @@ using ExtremesKernel = void (*)(const void* from, std::int64_t count, float* lea
 // QuantizeLinear of `count` values.
 using QuantiseKernel = void (*)(const void* from, void* to, std::int64_t count, float scale, std::int32_t zero_point);
 
-// What the values of a row are multiplied by, in two parts, or divided by. And the ends of the range of its y and zero,
-// each at most `margin` off; the margin is infinite where they are not known.
-struct RowFactor {
-  float high;
-  float low;
-  bool divides;
-  float least;
-  float most;
-  float margin;
+// What the values of rows are multiplied by, in two parts, or divided by: arrays, one of each a row.
+struct RowFactors {
+  float* high;
+  float* low;
+  bool* divides;
+};
+
+// The ends of the range of zero and the y of a piece of a row, each at most `margin` off; the margin is infinite where
+// they are not known. Arrays, one of each for each piece of each row.
+struct PieceEnds {
+  float* least;
+  float* most;
+  float* margin;
 };
 
 // Rows that lie apart, or results that go elsewhere than into y of x's type. The result of a row is what the kernel
@@ -127,7 +131,7 @@ struct OutputsArgs {
   const float* quantised_scale;  // one a row where by_row, else one; as floats and whole numbers
   const std::int32_t* zero_point;
   bool by_row;
-  const RowFactor* factors;  // one a row, or null: they are computed, and so is the sum. `bytes` only
+  RowFactors factors;  // of all rows, or null: they are computed, and so is the sum. `bytes` only
 };
 
 // The greatest magnitude of a scale that the kernels of bytes.h are given.
@@ -146,13 +150,14 @@ struct RangesArgs {
   std::int64_t size;
   std::int64_t measured;
   Attributes attributes;
-  RowFactor* factors;  // written: one a row
-  bool alone;          // there is no other row, so that its ends are not worth an estimate
+  RowFactors factors;  // written
+  PieceEnds ends;      // written
+  bool few;            // there are so few pieces of all rows that their ends are not worth an estimate
 };
 
-// The ends of the range of y of one row, and of what both are before. NaNs are left out.
-using EndsKernel = void (*)(const float* x, const float* scale, const RowFactor& factor, std::int64_t size,
-                            float* least, float* most);
+// The ends of the range of `size` values of y in one row, and of what both are before. NaNs are left out.
+using EndsKernel = void (*)(const float* x, const float* scale, const RowFactors& factors, std::int64_t row,
+                            std::int64_t size, float* least, float* most);
 
 // Where a gate comes in: the numbers of the contract.
 enum GatePlace { kGatedFirst = 0, kGatedNormalised = 1, kGatedLast = 2 };
@@ -189,6 +194,7 @@ struct KernelTable {
   GatedKernel gated[kElementCount][2][kRoundingCount];         // second: the gate is float32, not of the element type
   OutputsKernel bytes[2][2];                                   // kPlain and kResidual, kInt8 and kUint8; see bytes.h
   RangesKernel ranges[2];
+  std::int64_t piece;  // values in a piece of a row, but for the last
   EndsKernel ends;
 };
 

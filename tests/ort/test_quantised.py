@@ -95,6 +95,34 @@ def test_ranges_of_rows_that_differ_widely(size, residual):
             same(model, feeds, 1 + trial % 2)
 
 
+@pytest.mark.parametrize("size", [16, 130, 1100, 2500])
+@pytest.mark.parametrize("residual", [False, True])
+def test_ends_that_are_near_to_each_other(size, residual):
+    """Every row, and every piece of a long one, may hold the ends: by estimates, some of them do that do not."""
+    rng = np.random.default_rng(size)
+    for trial in range(12):
+        rows = int(rng.integers(1, 24))
+        weight = np.float32(1) + rng.uniform(-1e-3, 1e-3, size).astype(np.float32) * (trial % 2)
+        model = pair((rows, size), DYNAMIC, residual=residual, weight=weight * np.ones(size, np.float32))
+        x = rng.uniform(1, 1 + 2.0 ** -rng.integers(5, 20), (rows, size)) * rng.uniform(1, 2, (rows, 1))
+        signs = rng.choice([-1, 1], x.shape) if trial % 3 else 1  # zero is an end where all are of one
+        feeds = {"x": (x * signs).astype(np.float32)}
+        same(model, feeds | ({"r": np.zeros(x.shape, np.float32)} if residual else {}), 1 + trial % 2)
+
+
+@pytest.mark.parametrize("at", [0, 511, 512, 1024, 2048, 2049])
+def test_ends_and_what_is_no_number_in_any_piece_of_a_row(at):
+    for rows in (1, 3):
+        x = np.random.default_rng(at).standard_normal((rows, 2050)).astype(np.float32)
+        x[-1, at], x[-1, -1 - at] = 9, -11
+        same(pair(x.shape, DYNAMIC), {"x": x})
+        for wrong in (np.nan, -np.nan):
+            x[0, 700] = wrong
+            q, scale, zero, y = by_library(fused(pair(x.shape, DYNAMIC)), {"x": x})
+            for got, due in zip((q, scale, zero), dynamic_quantize_linear(y), strict=True):
+                np.testing.assert_array_equal(got, due)
+
+
 def test_a_range_of_one_side_and_rows_of_zeros():
     for low, high in ((0.0, 1.0), (-1.0, 0.0), (0.0, 0.0), (1e-30, 2e-30)):
         model = pair((3, 40), DYNAMIC)

@@ -129,15 +129,21 @@ def bytes_of(kernels, call, scale, quantised_type, zero, keeps):
 
 @pytest.mark.parametrize(("quantised_type", "zero"), [(INT8, 0), (INT8, -128), (INT8, 127), (UINT8, 0), (UINT8, 255)])
 def test_rows_beside_ties(kernels, quantised_type, zero):
-    """Every row is measured whole, and all of its quotients are a few units in the last place beside a tie."""
+    """Every row is measured whole, and all of its quotients are beside a tie: a few units in the last place, or more.
+
+    What is near is computed anew, with its neighbours; what is a little farther has to be right at once.
+    """
     rng = np.random.default_rng(71)
     low = 0 if quantised_type == UINT8 else -128
     for keeps in (False, True):
-        for floor in (1024.0, 700.3, 3.1e-5):
+        for floor, away in itertools.product((1024.0, 700.3, 3.1e-5), (0.0, 2.0**-12, 2.0**-10)):
             scale = np.float32(rng.uniform(0.002, 0.003))  # so that the rms is less than the floor
             weight = rng.uniform(0.8, 2, 640).astype(np.float32)
             ties = rng.integers(low - zero - 2, low - zero + 257, (40, 640)) + 0.5
+            if away:  # a row of near ones, so that what is wrong is as far off as its neighbours
+                ties = ties[:, :1] // 8 * 8 + rng.integers(0, 8, ties.shape) + 0.5
             ties[:, 0] = 0.25  # so that some rows have quotients near to none
+            ties += rng.choice([-away, away], ties.shape)
             x = (ties * np.float64(scale) / weight * floor).astype(np.float32)
             x = (x.view(np.int32) + rng.integers(-4, 5, x.shape, np.int32)).view(np.float32)
             call = Call(x, weight, epsilon=0.0, rms_floor=floor)

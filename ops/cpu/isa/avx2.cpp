@@ -102,15 +102,54 @@ INLINE float most_of(Vector v) {
   return end_of(v, [](__m128 a, __m128 b) __attribute__((always_inline)) { return _mm_max_ps(a, b); });
 }
 
+#define HAS_UPPER_ENDS
+// The ends of a range that holds zero, and values in turn: of their upper 16 bits, two vectors at once, and by integer
+// instructions, for which there are more units. Positive values are in order of these bits, and so are negative ones,
+// by their magnitudes and behind all others. What is no number is beyond the ends.
+struct Ends {
+  static constexpr float kOff = 0x1p-8f + 0x1p-18f;  // half of what may be cut off, and some roundings
+  __m256i lows = _mm256_setzero_si256();
+  __m256i highs = _mm256_setzero_si256();
+  ALWAYS_INLINE void take_upper(__m256i v) {
+    lows = _mm256_max_epu16(v, lows);
+    highs = _mm256_max_epi16(v, highs);
+  }
+  ALWAYS_INLINE void take(Vector v) { take_upper(_mm256_srli_epi32(_mm256_castps_si256(v), 16)); }
+  ALWAYS_INLINE void take(Vector a, Vector b) {
+    const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
+    take_upper(_mm256_blend_epi16(upper, _mm256_castps_si256(b), 0xaa));
+  }
+  // The greatest of 16 unsigned lanes as the upper half of a float, and half of what may be cut off.
+  static ALWAYS_INLINE float greatest(__m256i v) {
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    const __m128i inverted = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+    const __m128i upper = _mm_slli_epi32(_mm_xor_si128(inverted, _mm_set1_epi32(0xffff)), 16);
+    return _mm_cvtss_f32(_mm_castsi128_ps(upper)) * (1.0f + 0x1p-8f);
+  }
+  // Positive where there is no negative value: zero is.
+  ALWAYS_INLINE float least() const {
+    const float end = greatest(lows);
+    return end > 0.0f ? 0.0f : end;
+  }
+  ALWAYS_INLINE float most() const { return greatest(highs); }
+};
+
 #define HAS_BYTE_BLOCKS
-// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns whether all of the lower 16 bits
-// are more than kUnsure.
+// What is not stored of rounded words: the lower 16 bits of each lane, beside others.
+using Rests = __m256i;
+INLINE Rests nearest(Rests a, Rests b) { return _mm256_min_epu16(a, b); }
+// Whether any is at most kUnsure.
+INLINE bool unsure(Rests r) {
+  const __m256i lower = _mm256_and_si256(r, _mm256_set1_epi32(0xffff));
+  return _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure + 1), lower)) != 0;
+}
+
+// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns the least of the rests.
 template <int kQuantised>
-INLINE bool store_upper(unsigned char* p, const Vector* v) {
+INLINE Rests store_upper(unsigned char* p, const Vector* v) {
   constexpr int kUpper = 0xaa;
   __m256i words[4];
   for (int k = 0; k < 4; ++k) words[k] = _mm256_cvtps_epi32(v[k]);
-  const __m256i least = _mm256_min_epu16(_mm256_min_epu16(words[0], words[1]), _mm256_min_epu16(words[2], words[3]));
   const __m256i a = _mm256_blend_epi16(_mm256_srli_epi32(words[0], 16), words[1], kUpper);
   const __m256i b = _mm256_blend_epi16(_mm256_srli_epi32(words[2], 16), words[3], kUpper);
   const __m256i bytes = kQuantised == kInt8 ? _mm256_packs_epi16(a, b) : _mm256_packus_epi16(a, b);
@@ -119,8 +158,7 @@ INLINE bool store_upper(unsigned char* p, const Vector* v) {
       bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(apart, order));
-  const __m256i lower = _mm256_and_si256(least, _mm256_set1_epi32(0xffff));
-  return _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure + 1), lower)) == 0;
+  return nearest(nearest(words[0], words[1]), nearest(words[2], words[3]));
 }
 INLINE void store_bytes(unsigned char* p, Words w) {
   const __m256i low = _mm256_and_si256(reinterpret_cast<__m256i>(w), _mm256_set1_epi32(0xff));

@@ -113,14 +113,18 @@ INLINE float least_of(Vector v) { return _mm512_reduce_min_ps(v); }
 INLINE float most_of(Vector v) { return _mm512_reduce_max_ps(v); }
 
 #define HAS_BYTE_BLOCKS
-// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns whether all of the lower 16 bits
-// are more than kUnsure.
+// What is not stored of rounded words: the lower 16 bits of each lane, beside others.
+using Rests = __m512i;
+INLINE Rests nearest(Rests a, Rests b) { return _mm512_min_epu16(a, b); }
+// Whether any is at most kUnsure.
+INLINE bool unsure(Rests r) { return _mm512_mask_cmple_epu16_mask(0x55555555u, r, _mm512_set1_epi16(kUnsure)) != 0; }
+
+// The upper 16 bits of each lane, rounded to a word, of four vectors as bytes. Returns the least of the rests.
 template <int kQuantised>
-INLINE bool store_upper(unsigned char* p, const Vector* v) {
+INLINE Rests store_upper(unsigned char* p, const Vector* v) {
   constexpr __mmask32 kUpper = 0xaaaaaaaau;
   __m512i words[4];
   for (int k = 0; k < 4; ++k) words[k] = _mm512_cvtps_epi32(v[k]);
-  const __m512i least = _mm512_min_epu16(_mm512_min_epu16(words[0], words[1]), _mm512_min_epu16(words[2], words[3]));
   const __m512i a = _mm512_mask_mov_epi16(_mm512_srli_epi32(words[0], 16), kUpper, words[1]);
   const __m512i b = _mm512_mask_mov_epi16(_mm512_srli_epi32(words[2], 16), kUpper, words[3]);
   const __m512i bytes = kQuantised == kInt8 ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b);
@@ -129,7 +133,7 @@ INLINE bool store_upper(unsigned char* p, const Vector* v) {
       bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, apart));
-  return _mm512_mask_cmple_epu16_mask(~kUpper, least, _mm512_set1_epi16(kUnsure)) == 0;
+  return nearest(nearest(words[0], words[1]), nearest(words[2], words[3]));
 }
 INLINE void store_bytes(unsigned char* p, Words w) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(w)));

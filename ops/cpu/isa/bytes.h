@@ -54,26 +54,31 @@ INLINE void bytes_pass(const float* x, float* y, const float* scale, Factor fact
   if (__builtin_expect(!blocks.multiplier(kKeeps ? 1.0 : all, &multiplier), 0)) {
     return any_bytes_pass<kQuantised>(x, y, scale, factor, false, size, blocks, to);
   }
-  std::int64_t i = 0;
-  for (; i + kBlock * kLanes <= size; i += kBlock * kLanes) {
-    Vector v[kBlock];
+  const std::int64_t i = in_blocks(
+      size,
+      [&](std::int64_t from) __attribute__((always_inline)) {
+        Vector v[kBlock];
 #pragma GCC unroll 4
-    for (int k = 0; k < kBlock; ++k) {
-      const std::int64_t at = i + k * kLanes;
-      if constexpr (kKeeps) {
-        v[k] = finished<float, kPlain, kRoundOnce, false>(load(x + at), high, low, load(scale + at), set1(0));
-        store(y + at, v[k]);
-      } else {
-        v[k] = load(x + at) * load(scale + at);
-      }
-    }
-    if (__builtin_expect(blocks.put(v, set1(multiplier), to + i), 1)) continue;
-    if constexpr (kKeeps) {  // x may be y, and gone
-      for (int k = 0; k < kBlock; ++k) store_bytes(to + i + k * kLanes, blocks.divided(v[k]));
-    } else {
-      any_bytes_pass<kQuantised>(x + i, nullptr, scale + i, factor, false, kBlock * kLanes, blocks, to + i);
-    }
-  }
+        for (int k = 0; k < kBlock; ++k) {
+          const std::int64_t at = from + k * kLanes;
+          if constexpr (kKeeps) {
+            v[k] = finished<float, kPlain, kRoundOnce, false>(load(x + at), high, low, load(scale + at), set1(0));
+            store(y + at, v[k]);
+          } else {
+            v[k] = load(x + at) * load(scale + at);
+          }
+        }
+        return blocks.put(v, set1(multiplier), to + from);
+      },
+      [&](std::int64_t at, std::int64_t count) __attribute__((always_inline)) {
+        if constexpr (kKeeps) {  // x may be y, and gone
+          for (const std::int64_t end = at + count; at < end; at += kLanes) {
+            store_bytes(to + at, blocks.divided(load(y + at)));
+          }
+        } else {
+          any_bytes_pass<kQuantised>(x + at, nullptr, scale + at, factor, false, count, blocks, to + at);
+        }
+      });
   if (i < size) {
     exact_bytes_pass<kQuantised, false>(x + i, kKeeps ? y + i : nullptr, scale + i, factor, size - i, blocks, to + i);
   }
@@ -95,111 +100,143 @@ static void bytes_kernel(const OutputsArgs& a) {
                                                kAdds ? sum + row * a.sum_step : nullptr, size, a.measured, a.attributes,
                                                NothingElse{});
       },
-      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
-        const float* const values = kAdds ? sum + row * a.sum_step : x + row * a.x_step;
-        unsigned char* const to = static_cast<unsigned char*>(a.quantised) + row * a.quantised_step;
-        const Factor factor = {factors.high[i], factors.low[i]};
-        if (__builtin_expect(factors.divides[i], 0)) {
-          any_bytes_pass<kQuantised>(values, y ? y + row * a.y_step : nullptr, a.scale, factor, true, size, blocks, to);
-        } else if (y) {
-          bytes_pass<kQuantised, true>(values, y + row * a.y_step, a.scale, factor, size, blocks, to);
-        } else {
-          bytes_pass<kQuantised, false>(values, nullptr, a.scale, factor, size, blocks, to);
+      [&](std::int64_t row, std::int64_t batch, const RowFactors& factors) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < batch; ++i, ++row) {
+          const float* const values = kAdds ? sum + row * a.sum_step : x + row * a.x_step;
+          float* const kept = y ? y + row * a.y_step : nullptr;
+          unsigned char* const to = static_cast<unsigned char*>(a.quantised) + row * a.quantised_step;
+          const Factor factor = {factors.high[i], factors.low[i]};
+          if (__builtin_expect(factors.divides[i], 0)) {
+            any_bytes_pass<kQuantised>(values, kept, a.scale, factor, true, size, blocks, to);
+          } else if (y) {
+            bytes_pass<kQuantised, true>(values, kept, a.scale, factor, size, blocks, to);
+          } else {
+            bytes_pass<kQuantised, false>(values, nullptr, a.scale, factor, size, blocks, to);
+          }
         }
       });
 }
 
 // The ends of the range of x times scale, and of zero, which is in every range that is asked for here.
-struct Ends {
+struct Products {
   static constexpr bool kWhole = true;
   const float* scale;
-  Vector least;
-  Vector most;
-  ALWAYS_INLINE void operator()(Vector v, std::int64_t at) { take(v * load(scale + at)); }
-  ALWAYS_INLINE void first(Vector v, std::int64_t at, std::int64_t count) { take(v * load_first(scale + at, count)); }
-  ALWAYS_INLINE void take(Vector v) {
-    least = at_most(v, least);
-    most = at_least(v, most);
+  Ends ends;
+  ALWAYS_INLINE void operator()(Vector v, std::int64_t at) { ends.take(v * load(scale + at)); }
+  ALWAYS_INLINE void first(Vector v, std::int64_t at, std::int64_t count) {
+    ends.take(v * load_first(scale + at, count));
+  }
+  ALWAYS_INLINE void two(Vector v, Vector w, std::int64_t at) {
+    ends.take(v * load(scale + at), w * load(scale + at + kLanes));
   }
 };
 
 template <bool kDivide>
-INLINE void ends_of_row(const float* x, const float* scale, Factor factor, std::int64_t size, Ends& ends) {
+INLINE void ends_of(const float* x, const float* scale, Factor factor, std::int64_t size, float* least, float* most) {
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
+  Vector lows = set1(*least);
+  Vector highs = set1(*most);
+  const auto take = [&](Vector v, Vector s) __attribute__((always_inline)) {
+    const Vector y = finished<float, kPlain, kRoundOnce, kDivide>(v, high, low, s, set1(0));
+    lows = at_most(y, lows);
+    highs = at_least(y, highs);
+  };
   std::int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    ends.take(finished<float, kPlain, kRoundOnce, kDivide>(load(x + i), high, low, load(scale + i), set1(0)));
-  }
-  if (i < size) {
-    const Vector v = load_first(x + i, size - i);
-    ends.take(finished<float, kPlain, kRoundOnce, kDivide>(v, high, low, load_first(scale + i, size - i), set1(0)));
-  }
+  for (; i + kLanes <= size; i += kLanes) take(load(x + i), load(scale + i));
+  if (i < size) take(load_first(x + i, size - i), load_first(scale + i, size - i));
+  *least = least_of(lows);
+  *most = most_of(highs);
 }
 
-static void ends_kernel(const float* x, const float* scale, const RowFactor& row, std::int64_t size, float* least,
-                        float* most) {
-  const Factor factor = {row.high, row.low};
-  Ends ends = {nullptr, set1(*least), set1(*most)};
-  if (row.divides) {
-    ends_of_row<true>(x, scale, factor, size, ends);
+static void ends_kernel(const float* x, const float* scale, const RowFactors& factors, std::int64_t row,
+                        std::int64_t size, float* least, float* most) {
+  const Factor factor = {factors.high[row], factors.low[row]};
+  if (factors.divides[row]) {
+    ends_of<true>(x, scale, factor, size, least, most);
   } else {
-    ends_of_row<false>(x, scale, factor, size, ends);
+    ends_of<false>(x, scale, factor, size, least, most);
   }
-  *least = least_of(ends.least);
-  *most = most_of(ends.most);
 }
 
-// What is known of a row without its range.
-INLINE RowFactor row_factor(const Factors& factors, std::int64_t i) {
-  return {factors.high[i], factors.low[i], factors.divides[i], 0.0f, 0.0f, __builtin_inff()};
+// Makes of the ends of x times scale those of y, for `count` pieces from `begin` on, the factors of which are `step`
+// entries apart.
+INLINE void scale_ends(const PieceEnds& ends, std::int64_t begin, std::int64_t count, const RowFactors& factors,
+                       std::int64_t step) {
+  float* __restrict const least = ends.least + begin;
+  float* __restrict const most = ends.most + begin;
+  float* __restrict const margin = ends.margin + begin;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float factor = factors.high[i * step];
+    least[i] *= factor;
+    most[i] *= factor;
+    // What is added covers what is subnormal, or was made zero, on the way to a product or to y.
+    const float off = (most[i] - least[i]) * Ends::kOff + (factor * 0x1p-124f + 0x1p-90f);
+    margin[i] = off < __builtin_inff() && !factors.divides[i * step] ? off : __builtin_inff();
+  }
 }
 
-// `least` and `most` are those of x times scale: the factor times a value of that is at most 6 roundings off the y of
-// it.
-INLINE RowFactor row_factor(const Factors& factors, std::int64_t i, float least, float most) {
-  const float high = factors.high[i];
-  least *= high;
-  most *= high;
-  // What is added covers what is subnormal, or was made zero, on the way to a product or to y.
-  const float margin = (most > -least ? most : -least) * 0x1p-20f + (high * 0x1p-124f + 0x1p-90f);
-  if (__builtin_expect(factors.divides[i] || margin == __builtin_inff(), 0)) return row_factor(factors, i);
-  return {high, factors.low[i], false, least, most, margin};
+// Where the ends are not worth an estimate.
+INLINE void leave_ends(const PieceEnds& ends, std::int64_t begin, std::int64_t count) {
+  for (std::int64_t i = begin; i < begin + count; ++i) {
+    ends.least[i] = ends.most[i] = 0.0f;
+    ends.margin[i] = __builtin_inff();
+  }
 }
 
-template <int kMode>
-static void ranges_kernel(const RangesArgs& a) {
+template <int kMode, bool kFew>
+INLINE void ranges(const RangesArgs& a) {
   constexpr bool kAdds = kMode == kResidual;
   const std::int64_t size = a.size;
   const float* const x = static_cast<const float*>(a.x);
   const float* const residual = kAdds ? static_cast<const float*>(a.residual) : x;
   float* const sum = kAdds ? static_cast<float*>(a.sum) : nullptr;
-  const auto pass = [&](std::int64_t row, auto&& also) __attribute__((always_inline)) {
-    const std::int64_t at = row * size;
-    return first_pass<float, kMode, false>(x + at, residual + at, kAdds ? sum + at : nullptr, size, a.measured,
-                                           a.attributes, also);
-  };
-  if (a.alone) {
-    const double total = wide_sum(pass(0, NothingElse{}));
-    Factors factors;
-    set_factor(factors, 0, rms_of(total * (1.0 / static_cast<double>(a.measured)), a.attributes));
-    a.factors[0] = row_factor(factors, 0);
-    return;
-  }
-  Vector lows[kBatch];
-  Vector highs[kBatch];
+  const std::int64_t pieces = (size + kChunk - 1) / kChunk;
   in_batches(
-      a.rows, rows_together(size), a.measured, a.attributes, nullptr,
-      [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
-        Ends ends = {a.scale, set1(0), set1(0)};
-        const Wide total = pass(row, ends);
-        lows[i] = ends.least;
-        highs[i] = ends.most;
+      a.rows, rows_together(size), size, a.attributes, {},
+      [&](std::int64_t row, std::int64_t) __attribute__((always_inline)) {
+        const auto pass = [&](std::int64_t begin, std::int64_t count, auto&& also,
+                              const Wide& total) __attribute__((always_inline)) {
+          const std::int64_t at = row * size + begin;
+          return first_pass<float, kMode, false>(x + at, residual + at, kAdds ? sum + at : nullptr, count, count,
+                                                 a.attributes, also, total);
+        };
+        Wide total = wide_zero();
+        if constexpr (kFew) return pass(0, size, NothingElse{}, total);
+        std::int64_t begin = 0;
+        std::int64_t piece = row * pieces;
+        do {
+          Products products = {a.scale + begin, {}};
+          total = pass(begin, size - begin < kChunk ? size - begin : kChunk, products, total);
+          a.ends.least[piece] = products.ends.least();
+          a.ends.most[piece] = products.ends.most();
+          ++piece;
+        } while ((begin += kChunk) < size);
         return total;
       },
-      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
-        a.factors[row] = row_factor(factors, i, least_of(lows[i]), most_of(highs[i]));
+      [&](std::int64_t row, std::int64_t batch, const RowFactors& factors) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < batch; ++i) {
+          a.factors.high[row + i] = factors.high[i];
+          a.factors.low[row + i] = factors.low[i];
+          a.factors.divides[row + i] = factors.divides[i];
+        }
+        if constexpr (kFew) {
+          leave_ends(a.ends, row * pieces, batch * pieces);
+        } else if (pieces == 1) {
+          scale_ends(a.ends, row, batch, factors, 1);
+        } else {
+          for (std::int64_t i = 0; i < batch; ++i) {
+            const RowFactors one = {factors.high + i, factors.low + i, factors.divides + i};
+            scale_ends(a.ends, (row + i) * pieces, pieces, one, 0);
+          }
+        }
       });
+}
+
+template <int kMode>
+static void ranges_kernel(const RangesArgs& a) {
+  if (a.few) return ranges<kMode, true>(a);
+  ranges<kMode, false>(a);
 }
 
 }  // namespace

@@ -56,6 +56,7 @@ struct Factors {
   float high[kBatch];
   float low[kBatch];
   bool divides[kBatch];
+  ALWAYS_INLINE RowFactors all() { return {high, low, divides}; }
 };
 
 INLINE void set_factor(Factors& factors, int row, double rms) {

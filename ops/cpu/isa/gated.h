@@ -89,8 +89,7 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
     set_batch(factors, sums, batch, per_count, a.attributes);
     for (std::int64_t i = 0; i < batch; ++i) {
       const std::int64_t at = i * size;
-      second_pass<T, float, kPlain, kRounding, false>(wide + at, y + at, a.scale, nullptr, factors, static_cast<int>(i),
-                                                      size, x);
+      second_pass<T, float, kPlain, kRounding, false>(wide + at, y + at, a.scale, nullptr, factors.all(), i, size, x);
     }
     return;
   }
@@ -104,7 +103,7 @@ static void gated_first(const T* x, const G* gate, T* y, std::int64_t batch, con
   for (std::int64_t at = 0; at < size; at += kGatePiece) {
     const std::int64_t count = size - at < kGatePiece ? size - at : kGatePiece;
     multiply<T, G>(x + at, gate + at, wide, count, a.silu);
-    second_pass<T, float, kPlain, kRounding, false>(wide, y + at, a.scale + at, nullptr, factors, 0, count, x);
+    second_pass<T, float, kPlain, kRounding, false>(wide, y + at, a.scale + at, nullptr, factors.all(), 0, count, x);
   }
 }
 

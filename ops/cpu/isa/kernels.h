@@ -62,6 +62,7 @@ const KernelTable TABLE_OF(INSTRUCTION_SET) = {
     {{bytes_kernel<kPlain, kInt8>, bytes_kernel<kPlain, kUint8>},
      {bytes_kernel<kResidual, kInt8>, bytes_kernel<kResidual, kUint8>}},
     {ranges_kernel<kPlain>, ranges_kernel<kResidual>},
+    kChunk,
     ends_kernel,
 };
 

@@ -59,7 +59,7 @@ static void outputs_kernel(const OutputsArgs& a) {
   alignas(64) R scratch[kPiece];
   alignas(64) unsigned char narrowed[sizeof(R) == 4 ? 2 * kPiece : 1];
   in_batches(
-      a.rows, rows_together(size), a.measured, a.attributes, nullptr,
+      a.rows, rows_together(size), a.measured, a.attributes, {},
       [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
         const T* const from = x + row * a.x_step;
         const T* const other = residual + row * residual_step;
@@ -70,20 +70,21 @@ static void outputs_kernel(const OutputsArgs& a) {
         }
         return first_pass<T, kMode, false>(from, other, to, size, a.measured, a.attributes, NothingElse{});
       },
-      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
-        const T* const values = kAdds ? sum + row * sum_step : x + row * a.x_step;
-        const int k = static_cast<int>(i);
-        for (std::int64_t at = 0; at < size; at += piece) {
-          const std::int64_t count = size - at < piece ? size - at : piece;
-          R* const to = direct ? static_cast<R*>(a.y) + row * a.y_step + at : scratch;
-          const float* const bias = kHasBias ? a.bias + at : nullptr;
-          if (widens) {
-            second_pass<R, float, kMode, kRounding, false>(wide + i * size + at, to, a.scale + at, bias, factors, k,
-                                                           count, to);
-          } else {
-            second_pass<R, T, kMode, kRounding, false>(values + at, to, a.scale + at, bias, factors, k, count, to);
+      [&](std::int64_t row, std::int64_t batch, const RowFactors& factors) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < batch; ++i, ++row) {
+          const T* const values = kAdds ? sum + row * sum_step : x + row * a.x_step;
+          for (std::int64_t at = 0; at < size; at += piece) {
+            const std::int64_t count = size - at < piece ? size - at : piece;
+            R* const to = direct ? static_cast<R*>(a.y) + row * a.y_step + at : scratch;
+            const float* const bias = kHasBias ? a.bias + at : nullptr;
+            if (widens) {
+              second_pass<R, float, kMode, kRounding, false>(wide + i * size + at, to, a.scale + at, bias, factors, i,
+                                                             count, to);
+            } else {
+              second_pass<R, T, kMode, kRounding, false>(values + at, to, a.scale + at, bias, factors, i, count, to);
+            }
+            if (more) hand_over(a, to, row, at, count, narrowed);
           }
-          if (more) hand_over(a, to, row, at, count, narrowed);
         }
       });
 }

@@ -33,7 +33,8 @@ INLINE Words float8_of(Vector v) {
 }
 #endif
 
-#if !defined(HAS_BYTE_BLOCKS) && !defined(HAS_EXCEEDS)
+#if !defined(HAS_BYTE_BLOCKS)
+#if !defined(HAS_EXCEEDS)
 // Whether any lane is more than `limit`.
 INLINE bool exceeds(Vector v, float limit) {
   float lanes[kLanes];
@@ -44,12 +45,18 @@ INLINE bool exceeds(Vector v, float limit) {
 }
 #endif
 
-#if !defined(HAS_BYTE_BLOCKS) && !defined(HAS_DISTANCE)
+#if !defined(HAS_DISTANCE)
 // How far each lane, of less than 2^22, is from the nearest whole number.
 INLINE Vector distance(Vector v) {
-  const Vector nearest = (v + set1(0x1.8p23f)) - set1(0x1.8p23f);  // floats from 2^23 on are whole numbers
-  return reinterpret_cast<Vector>(reinterpret_cast<Words>(v - nearest) & 0x7fffffffu);
+  const Vector whole = (v + set1(0x1.8p23f)) - set1(0x1.8p23f);  // floats from 2^23 on are whole numbers
+  return reinterpret_cast<Vector>(reinterpret_cast<Words>(v - whole) & 0x7fffffffu);
 }
+#endif
+
+// How far quotients are from the whole numbers that they are rounded to.
+using Rests = Vector;
+INLINE Rests nearest(Rests a, Rests b) { return at_least(a, b); }
+INLINE bool unsure(Rests r) { return exceeds(r, 0.5f - 0x1p-13f); }
 #endif
 
 #if !defined(HAS_ENDS)
@@ -70,6 +77,26 @@ INLINE float most_of(Vector v) {
   }
   return lanes[0];
 }
+#endif
+
+#if !defined(HAS_UPPER_ENDS)
+// The ends of a range that holds zero, and values in turn.
+struct Ends {
+  // A product of two values, times another, may be this part off; it is then at most 6 roundings off.
+  static constexpr float kOff = 0x1p-20f;
+  Vector lows = set1(0);
+  Vector highs = set1(0);
+  ALWAYS_INLINE void take(Vector v) {
+    lows = at_most(v, lows);
+    highs = at_least(v, highs);
+  }
+  ALWAYS_INLINE void take(Vector a, Vector b) {
+    take(a);
+    take(b);
+  }
+  ALWAYS_INLINE float least() const { return least_of(lows); }
+  ALWAYS_INLINE float most() const { return most_of(highs); }
+};
 #endif
 
 // A NaN becomes the lower bound.
@@ -123,9 +150,10 @@ struct Blocks {
     return std::fabs(scale) >= 0x1p-50f && std::fabs(*result) >= 0x1p-100f && std::fabs(*result) <= 0x1p100f;
   }
 
-  // The bytes of quotients that `values` times `by` are at most 2 roundings off. False where one of them is so near to
-  // a tie that a quotient 3 more roundings off may become another whole number: then the bytes are not to be trusted.
-  ALWAYS_INLINE bool put(const Vector* values, Vector by, unsigned char* to) const {
+  // The bytes of quotients that `values` times `by` are at most 2 roundings off. Where the result is unsure(), one of
+  // them is so near to a tie that a quotient 3 more roundings off may become another whole number: then the bytes are
+  // not to be trusted.
+  ALWAYS_INLINE Rests put(const Vector* values, Vector by, unsigned char* to) const {
     Vector v[kBlock];
 #if defined(HAS_BYTE_BLOCKS)
     // In whole numbers of 2^-16, and half of one more: the upper 16 bits are the result. What is not cut off is at most
@@ -135,21 +163,39 @@ struct Blocks {
     for (int k = 0; k < kBlock; ++k) v[k] = multiply_add(values[k], by, middle);
     return store_upper<kQuantised>(to, v);
 #else
-    constexpr float kNear = 0.5f - 0x1p-13f;
-    Vector furthest = set1(0.0f);
+    Rests rests = set1(0.0f);
 #pragma GCC unroll 4
     for (int k = 0; k < kBlock; ++k) {
       v[k] = held(values[k] * by, low, high);
-      furthest = at_least(furthest, distance(v[k]));
+      rests = nearest(rests, distance(v[k]));
       store_bytes(to + k * kLanes, whole(v[k], zero_point));
     }
-    return !exceeds(furthest, kNear);
+    return rests;
 #endif
   }
 
   // As it is defined.
   ALWAYS_INLINE Words divided(Vector v) const { return quantised<kQuantised>(v / set1(scale), low, high, zero_point); }
 };
+
+// The values [0, size) in blocks, as far as they go. `put` makes the bytes of a block from entry i on; `again` makes
+// those of `count` values that are not to be trusted. Two blocks are looked at together: a branch that waits for one
+// takes a third of its time.
+template <typename Put, typename Again>
+INLINE std::int64_t in_blocks(std::int64_t size, Put&& put, Again&& again) {
+  constexpr std::int64_t kValues = kBlock * kLanes;
+  std::int64_t i = 0;
+  for (; i + 2 * kValues <= size; i += 2 * kValues) {
+    const Rests first = put(i);
+    const Rests second = put(i + kValues);
+    if (__builtin_expect(unsure(nearest(first, second)), 0)) again(i, 2 * kValues);
+  }
+  if (i + kValues <= size) {
+    if (__builtin_expect(unsure(put(i)), 0)) again(i, kValues);
+    i += kValues;
+  }
+  return i;
+}
 
 // kNarrow: the quotient is rounded to T.
 template <typename T, int kQuantised, bool kNarrow>
@@ -164,13 +210,20 @@ static void quantise_kernel(const void* from, void* to, std::int64_t count, floa
   std::int64_t i = 0;
   if constexpr (kQuantised != kFloat8 && !kNarrow) {
     float multiplier;
-    const bool usable = blocks.multiplier(1.0, &multiplier);
-    for (; usable && i + kBlock * kLanes <= count; i += kBlock * kLanes) {
-      Vector v[kBlock];
+    if (blocks.multiplier(1.0, &multiplier)) {
+      i = in_blocks(
+          count,
+          [&](std::int64_t at) __attribute__((always_inline)) {
+            Vector v[kBlock];
 #pragma GCC unroll 4
-      for (int k = 0; k < kBlock; ++k) v[k] = load(values + i + k * kLanes);
-      if (__builtin_expect(blocks.put(v, set1(multiplier), result + i), 1)) continue;
-      for (int k = 0; k < kBlock; ++k) store_bytes(result + i + k * kLanes, one(v[k]));
+            for (int k = 0; k < kBlock; ++k) v[k] = load(values + at + k * kLanes);
+            return blocks.put(v, set1(multiplier), result + at);
+          },
+          [&](std::int64_t at, std::int64_t many) __attribute__((always_inline)) {
+            for (const std::int64_t end = at + many; at < end; at += kLanes) {
+              store_bytes(result + at, one(load(values + at)));
+            }
+          });
     }
   }
   for (; i + kLanes <= count; i += kLanes) store_bytes(result + i, one(load(values + i)));

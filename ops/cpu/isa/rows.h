@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kChain = 8;
 constexpr int kAccumulators = 8;
 constexpr std::int64_t kStride = kAccumulators * kLanes;
+constexpr std::int64_t kChunk = kChain * kStride;
 
 // Rows up to this length can be widened to float on the way through the first pass, so that the second converts
 // nothing. The copy and the scale share the first-level cache with the row. Longer rows are converted again instead.
@@ -52,28 +53,24 @@ INLINE void set_batch(Factors& factors, Wide* sums, std::int64_t batch, double p
   }
 }
 
-// Rows in batches, that go through each step together. `sum` is the sum of squares of a row, and `finish` does the rest
-// with what the rows of the batch are multiplied by; both are told the row, and which one of its batch it is. `known`:
-// the factors of all rows, so that nothing is summed, or null.
+// Rows in batches, that go through each step together. `sum` is the sum of squares of a row, by which one it is, and
+// which one of its batch; `finish` does the rest for `batch` rows, with what they are multiplied by. `known`: that of
+// all rows, so that nothing is summed, or null.
 template <typename Sum, typename Finish>
 INLINE void in_batches(std::int64_t rows, std::int64_t together, std::int64_t measured, const Attributes& a,
-                       const RowFactor* known, Sum&& sum, Finish&& finish) {
+                       const RowFactors& known, Sum&& sum, Finish&& finish) {
   const double per_count = 1.0 / static_cast<double>(measured);
   for (std::int64_t row = 0; row < rows;) {
     const std::int64_t batch = rows - row < together ? rows - row : together;
-    Factors factors;
-    if (known) {
-      for (std::int64_t i = 0; i < batch; ++i) {
-        factors.high[i] = known[row + i].high;
-        factors.low[i] = known[row + i].low;
-        factors.divides[i] = known[row + i].divides;
-      }
+    if (known.high) {
+      finish(row, batch, RowFactors{known.high + row, known.low + row, known.divides + row});
     } else {
       Wide sums[kBatch];
       for (std::int64_t i = 0; i < batch; ++i) sums[i] = sum(row + i, i);
+      Factors factors;
       set_batch(factors, sums, batch, per_count, a);
+      finish(row, batch, factors.all());
     }
-    for (std::int64_t i = 0; i < batch; ++i) finish(row + i, i, factors);
     row += batch;
   }
 }
@@ -92,6 +89,7 @@ INLINE Vector tree(const Vector* values) {
 struct NothingElse {
   static constexpr bool kWhole = false;  // whether it is done with the values that the mean leaves out, too
   ALWAYS_INLINE void operator()(Vector, std::int64_t) const {}
+  ALWAYS_INLINE void two(Vector, Vector, std::int64_t) const {}          // one behind the other
   ALWAYS_INLINE void first(Vector, std::int64_t, std::int64_t) const {}  // of fewer values than lanes
 };
 
@@ -100,6 +98,10 @@ struct Widening {
   static constexpr bool kWhole = true;
   float* wide;
   ALWAYS_INLINE void operator()(Vector v, std::int64_t at) const { store(wide + at, v); }
+  ALWAYS_INLINE void two(Vector a, Vector b, std::int64_t at) const {
+    store(wide + at, a);
+    store(wide + at + kLanes, b);
+  }
   ALWAYS_INLINE void first(Vector v, std::int64_t at, std::int64_t count) const { store_first(wide + at, v, count); }
 };
 template <bool kWidens>
@@ -116,37 +118,42 @@ template <typename T, int kMode, bool kFar, int kCount, typename Else>
 INLINE Vector squares(const T* x, const T* residual, T* sum, std::int64_t i, const Attributes& a, Else&& also) {
   Vector sums[kCount];
 #pragma GCC unroll 8
-  for (int k = 0; k < kCount; ++k) {
+  for (int k = 0; k < kCount; k += 2) {
     const std::int64_t at = i + k * kLanes;
+    const std::int64_t next = at + kLanes;
     const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
-    also(v, at);
+    const Vector w = entered<T, kMode, kFar>(x + next, residual + next, sum + next, a);
+    also.two(v, w, at);
     sums[k] = v * v;
+    sums[k + 1] = w * w;
   }
   return tree<kCount>(sums);
 }
 
 // Sum of squares of the entries [0, measured) of a row; the sum with the residual, and what `also` does, of [0, size).
-// kFar: `sum` is written past the caches.
+// kFar: `sum` is written past the caches. `total`: of what is in front of these entries in their row, whole chunks.
 template <typename T, int kMode, bool kFar, typename Else>
 INLINE Wide first_pass(const T* x, const T* residual, T* sum, std::int64_t size, std::int64_t measured,
-                       const Attributes& a, Else&& also) {
+                       const Attributes& a, Else&& also, Wide total = wide_zero()) {
   constexpr bool kWhole = std::decay_t<Else>::kWhole || kMode == kResidual || kMode == kResidualBias;
   constexpr int kHalf = kAccumulators / 2;
-  Wide total = wide_zero();
   std::int64_t i = 0;
   while (i + 2 * kStride <= measured) {
     Vector sums[kAccumulators];
 #pragma GCC unroll 8
     for (int k = 0; k < kAccumulators; ++k) sums[k] = set1(0);
     std::int64_t end = measured - measured % kStride;
-    if (end > i + kChain * kStride) end = i + kChain * kStride;
+    if (end > i + kChunk) end = i + kChunk;
     for (; i < end; i += kStride) {
 #pragma GCC unroll 8
-      for (int k = 0; k < kAccumulators; ++k) {
+      for (int k = 0; k < kAccumulators; k += 2) {
         const std::int64_t at = i + k * kLanes;
+        const std::int64_t next = at + kLanes;
         const Vector v = entered<T, kMode, kFar>(x + at, residual + at, sum + at, a);
-        also(v, at);
+        const Vector w = entered<T, kMode, kFar>(x + next, residual + next, sum + next, a);
+        also.two(v, w, at);
         sums[k] = square_add(v, sums[k]);
+        sums[k + 1] = square_add(w, sums[k + 1]);
       }
     }
     total = wide_add(tree<kAccumulators>(sums), total);
@@ -168,7 +175,8 @@ INLINE Wide first_pass(const T* x, const T* residual, T* sum, std::int64_t size,
   }
   if (i < measured) {
     const std::int64_t count = measured - i;
-    if (kWhole && i + kLanes <= size) {
+    // To load some lanes costs more than to load all of them and keep some.
+    if (i + kLanes <= size) {
       const Vector v = entered<T, kMode, kFar>(x + i, residual + i, sum + i, a);
       also(v, i);
       total = wide_square_add(kept_first(v, count), total);
@@ -236,8 +244,8 @@ __attribute__((noinline, cold)) static void dividing_pass(const S* x, T* y, cons
 }
 
 template <typename T, typename S, int kMode, int kRounding, bool kFar>
-INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, const Factors& factors, int row,
-                        std::int64_t size, const T* next) {
+INLINE void second_pass(const S* x, T* y, const float* scale, const float* bias, const RowFactors& factors,
+                        std::int64_t row, std::int64_t size, const T* next) {
   const Factor factor = {factors.high[row], factors.low[row]};
   if (__builtin_expect(!factors.divides[row], 1)) {
     second_pass<T, S, kMode, kRounding, false, kFar>(x, y, scale, bias, factor, size, next);
@@ -263,7 +271,7 @@ INLINE void rows(const RowsArgs& a) {
   const bool widens = kWidens && size <= kScratch;
   alignas(64) float wide[kWidens ? kScratch : 1];
   in_batches(
-      a.rows, kFar ? 1 : rows_together(size), measured, a.attributes, nullptr,
+      a.rows, kFar ? 1 : rows_together(size), measured, a.attributes, {},
       [&](std::int64_t row, std::int64_t i) __attribute__((always_inline)) {
         const std::int64_t at = row * size;
         if (widens) {
@@ -273,16 +281,17 @@ INLINE void rows(const RowsArgs& a) {
         return first_pass<T, kMode, false>(x + at, residual + at, sum + at, size, measured, a.attributes,
                                            NothingElse{});
       },
-      [&](std::int64_t row, std::int64_t i, const Factors& factors) __attribute__((always_inline)) {
-        const std::int64_t at = row * size;
-        const T* const next = x + (row + 1 < a.rows ? at + size : at);
-        const int k = static_cast<int>(i);
-        if (widens) {
-          second_pass<T, float, kMode, kRounding, kFar>(wide + i * size, y + at, a.scale, a.bias, factors, k, size,
-                                                        next);
-        } else {
-          const T* const values = (kAdds ? sum : x) + at;
-          second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, k, size, next);
+      [&](std::int64_t row, std::int64_t batch, const RowFactors& factors) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < batch; ++i, ++row) {
+          const std::int64_t at = row * size;
+          const T* const next = x + (row + 1 < a.rows ? at + size : at);
+          if (widens) {
+            second_pass<T, float, kMode, kRounding, kFar>(wide + i * size, y + at, a.scale, a.bias, factors, i, size,
+                                                          next);
+          } else {
+            const T* const values = (kAdds ? sum : x) + at;
+            second_pass<T, T, kMode, kRounding, kFar>(values, y + at, a.scale, a.bias, factors, i, size, next);
+          }
         }
       });
   if constexpr (kFar) stream_end();

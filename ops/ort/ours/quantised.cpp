@@ -138,23 +138,57 @@ void GivenScale::set_quantised_types(rms_norm_params& params) const {
 
 // -- by a scale of its own range --------------------------------------------------------------------------------------
 
+// What is kept of each row until the range of all is known.
+class Kept {
+ public:
+  Kept(std::int64_t rows, std::int64_t pieces) {
+    float* values = few_;
+    bool* flags = few_flags_;
+    const std::int64_t count = 2 * rows + 3 * pieces;
+    if (count > kFew) {
+      many_.reset(new float[static_cast<std::size_t>(count)]);
+      many_flags_.reset(new bool[static_cast<std::size_t>(rows)]);
+      values = many_.get();
+      flags = many_flags_.get();
+    }
+    factors = {values, values + rows, flags};
+    values += 2 * rows;
+    ends = {values, values + pieces, values + 2 * pieces};
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  RowFactors factors;
+  PieceEnds ends;
+
+ private:
+  static constexpr std::int64_t kFew = 256;
+  float few_[kFew];
+  bool few_flags_[kFew / 5];  // a row has a piece or more
+  std::unique_ptr<float[]> many_;
+  std::unique_ptr<bool[]> many_flags_;
+};
+
 // The norm, up to the range of y.
 struct RangesWork final : Work {
-  const Plan* plan;
-  const Tensors* tensors;
-  RowFactor* factors;  // one for each row
+  const Plan& plan;
+  const Tensors& tensors;
+  const Kept& kept;
+  RangesWork(const Plan& plan, const Tensors& tensors, const Kept& kept) : plan(plan), tensors(tensors), kept(kept) {}
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    plan->run_ranges(*tensors, begin, end, factors + begin);
+    plan.run_ranges(tensors, begin, end, kept.factors, kept.ends);
   }
 };
 
 // The rest of it, by the scale that followed from the range.
 struct BytesWork final : Work {
-  const Plan* plan;
-  const Tensors* tensors;
-  const RowFactor* factors;
+  const Plan& plan;
+  const Tensors& tensors;
+  const RowFactors& factors;
+  BytesWork(const Plan& plan, const Tensors& tensors, const RowFactors& factors)
+      : plan(plan), tensors(tensors), factors(factors) {}
   void run(std::int64_t begin, std::int64_t end) const noexcept override {
-    plan->run_outputs(*tensors, begin, end, factors + begin);
+    plan.run_outputs(tensors, begin, end, factors);
   }
 };
 
@@ -228,23 +262,12 @@ void OwnScale::run(KernelContext* context, const Known::Norm& norm, const Tensor
     params.sum = nullptr;
     return run_norm(*this, context, params, norm.x, scale_.data != nullptr);
   }
-  constexpr std::int64_t kFewRows = 64;
-  RowFactor few[kFewRows];
-  std::unique_ptr<RowFactor[]> many;
-  if (plan.units() > kFewRows) many.reset(new RowFactor[static_cast<std::size_t>(plan.units())]);
-  RangesWork ranges;
-  ranges.plan = &plan;
-  ranges.tensors = &tensors;
-  ranges.factors = many ? many.get() : few;
-  run_parallel(*this, context, ranges, plan.units(), plan.unit_work());
+  const Kept kept(plan.units(), plan.units() * plan.pieces());
+  run_parallel(*this, context, RangesWork(plan, tensors, kept), plan.units(), plan.unit_work());
   Range range;
-  plan.widen_range(tensors, ranges.factors, &range.least, &range.most);
+  plan.widen_range(tensors, kept.factors, kept.ends, &range.least, &range.most);
   set_scale(range, tensors);
-  BytesWork bytes;
-  bytes.plan = &plan;
-  bytes.tensors = &tensors;
-  bytes.factors = ranges.factors;
-  run_parallel(*this, context, bytes, plan.units(), plan.unit_work());
+  run_parallel(*this, context, BytesWork(plan, tensors, kept.factors), plan.units(), plan.unit_work());
 }
 
 }  // namespace

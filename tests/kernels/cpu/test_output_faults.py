@@ -18,11 +18,11 @@ FAULTS = {
     "half away from zero": (EMULATED.name, "std::nearbyint(v.lanes[i])) + more", "std::round(v.lanes[i])) + more"),
     "not saturated": ("isa/quantise.h", "return at_most(at_least(v, low), high)", "return v"),
     "a reciprocal": ("isa/quantise.h", "(v / set1(scale), low", "(v * set1(1.0f / scale), low"),
-    "ties not looked at": ("isa/quantise.h", "return !exceeds(furthest, kNear);", "return true;"),
+    "ties not looked at": ("isa/quantise.h", "return exceeds(r, 0.5f - 0x1p-13f);", "return false;"),
     "y not rounded": (
         "isa/bytes.h",
-        "if (__builtin_expect(blocks.put(v, set1(multiplier), to + i), 1)) continue;",
-        "blocks.put(v, set1(multiplier), to + i); continue;",
+        "        return blocks.put(v, set1(multiplier), to + from);",
+        "        return blocks.put(v, set1(multiplier), to + from), set1(0.0f);",
     ),
     "half of the factor": (
         "isa/bytes.h",

@@ -19,9 +19,16 @@ const Provider& provider_at(std::size_t index) noexcept { return kProviders[inde
 bool all_moderate(const float*, std::int64_t) noexcept { __builtin_trap(); }
 int Plan::prepare(const rms_norm_params&, bool, bool) noexcept { __builtin_trap(); }
 void Plan::run(const Tensors&, std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
-void Plan::run_ranges(const Tensors&, std::int64_t, std::int64_t, RowFactor*) const noexcept { __builtin_trap(); }
-void Plan::widen_range(const Tensors&, const RowFactor*, float*, float*) const noexcept { __builtin_trap(); }
-void Plan::run_outputs(const Tensors&, std::int64_t, std::int64_t, const RowFactor*) const noexcept {
+std::int64_t Plan::pieces() const noexcept { __builtin_trap(); }
+void Plan::run_ranges(const Tensors&, std::int64_t, std::int64_t, const RowFactors&, const PieceEnds&) const noexcept {
+  __builtin_trap();
+}
+void Plan::widen_range(const Tensors&, const RowFactors&, const PieceEnds&, float*, float*) const noexcept {
+  __builtin_trap();
+}
+void Plan::run_outputs(const Tensors&, std::int64_t, std::int64_t, const RowFactors&) const noexcept {
+  __builtin_trap();
+}
   __builtin_trap();
 }
 int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
