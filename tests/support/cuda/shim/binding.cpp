@@ -29,8 +29,6 @@ void Plan::widen_range(const Tensors&, const RowFactors&, const PieceEnds&, floa
 void Plan::run_outputs(const Tensors&, std::int64_t, std::int64_t, const RowFactors&) const noexcept {
   __builtin_trap();
 }
-  __builtin_trap();
-}
 int GatedPlan::prepare(const rms_norm_params&, const rms_norm_gate&, bool) noexcept { __builtin_trap(); }
 void GatedPlan::run(std::int64_t, std::int64_t) const noexcept { __builtin_trap(); }
 void convert(const void*, std::int32_t, std::int64_t, std::int32_t, std::int32_t, void*) noexcept { __builtin_trap(); }
