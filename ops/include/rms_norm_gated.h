@@ -7,7 +7,8 @@
  *     place 2:  y = T(c(y) * g), behind the last y
  *
  * In float32 arithmetic sigmoid is at most 2.5 ULP, and SiLU at most 3 ULP off, wherever exp(-|z|) is a normal float (z
- * from -87 on); below, the error is at most |z| * 2^-148. SiLU of -infinity is a NaN, as -infinity * 0 is.
+ * from -87 on); below, the error is at most |z| * 2^-148. Where x has 16 bits it may be 2^-17 of the value, a hundredth
+ * of what y is rounded by. SiLU of -infinity is a NaN, as -infinity * 0 is.
  */
 #ifndef RMSNORM_DEPLOY_RMS_NORM_GATED_H_
 #define RMSNORM_DEPLOY_RMS_NORM_GATED_H_

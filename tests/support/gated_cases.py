@@ -6,6 +6,7 @@ step of the type where it is rounded once, three where it is rounded twice.
 
 import ctypes
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -124,6 +125,39 @@ def test_the_activation_is_as_exact_as_its_header_says(kernels, activation):
     error = np.abs(y[0].astype(np.float64) - wanted)
     assert (error / ulp(np.abs(wanted), F32))[normal].max() <= (3.0 if activation == SILU else 2.5)
     assert (error <= (np.abs(gate.astype(np.float64)) + 1) * 2.0**-148)[~normal].all()
+
+
+@pytest.mark.parametrize("data_type", [F16, BF16])
+@pytest.mark.parametrize("activation", [SIGMOID, SILU])
+def test_of_16_bits_the_nearest_value_or_one_that_is_as_near(kernels, activation, data_type):
+    """Of every gate: what is exact enough for 16 bits is at most a hundredth of a step farther than the nearest one."""
+    bits = np.arange(2**16, dtype=np.uint32).astype(np.uint16)
+    gate = bits.view(np.float16 if data_type == F16 else ml_dtypes.bfloat16)
+    gate = gate[np.isfinite(gate.astype(np.float32))]
+    one = np.ones((1, gate.size), gate.dtype)
+    code, y = run(kernels, Call(one, one[0, :1], data_type, data_type, epsilon=0.0), gate, data_type, activation, 2)
+    assert code == 0
+    wanted = activated(gate.astype(np.float64), activation)
+    normal = np.abs(wanted) >= (2.0**-14 if data_type == F16 else 2.0**-126)
+    error = np.abs(y[0].astype(np.float64) - wanted) / ulp(np.abs(wanted), data_type)
+    assert error[normal].max() <= 0.51
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("activation", [SIGMOID, SILU])
+def test_a_gate_does_not_depend_on_its_neighbours(kernels, activation, types):
+    """Behind the norm a value's own gate is all that counts, whatever the gates beside it need."""
+    rng = np.random.default_rng(7)
+    for size in (16, 37, 128, 301):
+        call, gate = case(rng, (4, size), *types)
+        for place in (1, 2):
+            _, wanted = run(kernels, call, gate, types[1], activation, place)
+            for odd in (88.0, -100.0, -np.inf, np.nan):
+                other, at = gate.copy(), rng.random(gate.shape) < 0.1
+                other[at] = odd
+                code, y = run(kernels, call, other, types[1], activation, place)
+                assert code == 0
+                np.testing.assert_array_equal(y[~at], wanted[~at])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -88,6 +88,12 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(more)));
 }
+// Of words that are no more than 2^31.
+#define HAS_ALL_AT_MOST
+INLINE bool all_at_most(Words words, Words bound) {
+  const __m256i beyond = _mm256_cmpgt_epi32(reinterpret_cast<__m256i>(words), reinterpret_cast<__m256i>(bound));
+  return _mm256_testz_si256(beyond, beyond) != 0;
+}
 #define HAS_ENDS
 template <typename Pick>
 INLINE float end_of(Vector v, Pick pick) {

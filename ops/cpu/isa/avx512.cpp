@@ -95,10 +95,6 @@ INLINE Vector rounded(Vector v, const Bfloat*) {
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vector square_add(Vector v, Vector total) { return _mm512_fmadd_ps(v, v, total); }
 
-// v * 2^k for a whole k, rounded once.
-#define HAS_POWER
-INLINE Vector times_power(Vector v, Vector k) { return _mm512_scalef_ps(v, k); }
-
 // A NaN is the first operand's; these instructions then give the second.
 INLINE Vector at_least(Vector v, Vector bound) { return _mm512_max_ps(v, bound); }
 INLINE Vector at_most(Vector v, Vector bound) { return _mm512_min_ps(v, bound); }
@@ -107,6 +103,10 @@ INLINE Vector at_most(Vector v, Vector bound) { return _mm512_min_ps(v, bound); 
 using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(_mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(more)));
+}
+#define HAS_ALL_AT_MOST
+INLINE bool all_at_most(Words words, Words bound) {
+  return _mm512_cmpgt_epu32_mask(reinterpret_cast<__m512i>(words), reinterpret_cast<__m512i>(bound)) == 0;
 }
 #define HAS_ENDS
 INLINE float least_of(Vector v) { return _mm512_reduce_min_ps(v); }

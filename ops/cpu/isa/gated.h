@@ -11,14 +11,40 @@ namespace {
 // Values that are multiplied by their gates at once. Rows up to this length are so once, longer ones in each pass.
 constexpr std::int64_t kGatePiece = 4096;
 
+// Vectors whose gates are activated together.
+constexpr int kGates = 4;
+
+// Some vectors of the gate, activated.
+template <bool kSilu, bool kCoarse, int kCount, typename G>
+INLINE void activated_gate(const G* gate, Vector* to) {
+#pragma GCC unroll 4
+  for (int k = 0; k < kCount; ++k) to[k] = load(gate + k * kLanes);
+  activate<kSilu, kCoarse, kCount>(to);
+}
+template <bool kSilu, bool kCoarse, typename G>
+INLINE Vector activated_first(const G* gate, std::int64_t count) {
+  Vector g = load_first(gate, count);
+  activate<kSilu, kCoarse, 1>(&g);
+  return g;
+}
+
 // x times the activated gate.
 template <typename T, typename G, bool kSilu>
 INLINE void multiply(const T* x, const G* gate, float* to, std::int64_t count) {
   std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(to + i, load(x + i) * activated<kSilu>(load(gate + i)));
+  Vector g[kGates];
+  for (; i + kGates * kLanes <= count; i += kGates * kLanes) {
+    activated_gate<kSilu, sizeof(T) == 2, kGates>(gate + i, g);
+#pragma GCC unroll 4
+    for (int k = 0; k < kGates; ++k) store(to + i + k * kLanes, load(x + i + k * kLanes) * g[k]);
+  }
+  for (; i + kLanes <= count; i += kLanes) {
+    activated_gate<kSilu, sizeof(T) == 2, 1>(gate + i, g);
+    store(to + i, load(x + i) * g[0]);
+  }
   if (i < count) {
     const std::int64_t rest = count - i;
-    store_first(to + i, load_first(x + i, rest) * activated<kSilu>(load_first(gate + i, rest)), rest);
+    store_first(to + i, load_first(x + i, rest) * activated_first<kSilu, sizeof(T) == 2>(gate + i, rest), rest);
   }
 }
 
@@ -46,17 +72,26 @@ template <typename T, typename G, int kRounding, bool kLast, bool kSilu, bool kD
 INLINE void gated_values(const T* x, const G* gate, T* y, const float* scale, Factor factor, std::int64_t size) {
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
+  const auto put = [&](std::int64_t at, Vector g) __attribute__((always_inline)) {
+    const Vector n = divided<T, kDivide>(load(x + at), high, low);
+    store(y + at, gated<T, kRounding, kLast>(n, load(scale + at), g));
+  };
   std::int64_t i = 0;
+  Vector g[kGates];
+  for (; i + kGates * kLanes <= size; i += kGates * kLanes) {
+    activated_gate<kSilu, sizeof(T) == 2, kGates>(gate + i, g);
+#pragma GCC unroll 4
+    for (int k = 0; k < kGates; ++k) put(i + k * kLanes, g[k]);
+  }
   for (; i + kLanes <= size; i += kLanes) {
-    const Vector g = activated<kSilu>(load(gate + i));
-    const Vector n = divided<T, kDivide>(load(x + i), high, low);
-    store(y + i, gated<T, kRounding, kLast>(n, load(scale + i), g));
+    activated_gate<kSilu, sizeof(T) == 2, 1>(gate + i, g);
+    put(i, g[0]);
   }
   if (i < size) {
     const std::int64_t rest = size - i;
-    const Vector g = activated<kSilu>(load_first(gate + i, rest));
+    const Vector last = activated_first<kSilu, sizeof(T) == 2>(gate + i, rest);
     const Vector n = divided<T, kDivide>(load_first(x + i, rest), high, low);
-    store_first(y + i, gated<T, kRounding, kLast>(n, load_first(scale + i, rest), g), rest);
+    store_first(y + i, gated<T, kRounding, kLast>(n, load_first(scale + i, rest), last), rest);
   }
 }
 

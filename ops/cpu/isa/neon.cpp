@@ -54,6 +54,10 @@ using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 INLINE Words whole(Vector v, std::int32_t more) {
   return reinterpret_cast<Words>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(more)));
 }
+#define HAS_ALL_AT_MOST
+INLINE bool all_at_most(Words words, Words bound) {
+  return vmaxvq_u32(vcgtq_u32(reinterpret_cast<uint32x4_t>(words), reinterpret_cast<uint32x4_t>(bound))) == 0;
+}
 #define HAS_EXCEEDS
 INLINE bool exceeds(Vector v, float limit) { return vmaxvq_f32(v) > limit; }
 INLINE void store_bytes(unsigned char* p, Words w) {

@@ -169,14 +169,16 @@ bool usable() { return true; }
 // In the place of isa/activation.h, which needs comparisons and bits of vectors that compilers know: in double
 // precision.
 #define RMSNORM_DEPLOY_CPU_ISA_ACTIVATION_H_
-template <bool kSilu>
-INLINE Vector activated(Vector z) {
-  return each([&](int i) {
-    const double value = z.lanes[i];
-    const double small = std::exp(-std::fabs(value));
-    const double sigmoid = (value < 0 ? small : 1.0) / (1.0 + small);
-    return static_cast<float>(kSilu ? value * sigmoid : sigmoid);
-  });
+template <bool kSilu, bool kCoarse, int kCount>
+INLINE void activate(Vector* z) {
+  for (int k = 0; k < kCount; ++k) {
+    z[k] = each([&](int i) {
+      const double value = z[k].lanes[i];
+      const double small = std::exp(-std::fabs(value));
+      const double sigmoid = (value < 0 ? small : 1.0) / (1.0 + small);
+      return static_cast<float>(kSilu ? value * sigmoid : sigmoid);
+    });
+  }
 }
 
 }  // namespace
