@@ -35,14 +35,21 @@ def size_class(moved_bytes: int) -> str:
     return "beyond" if moved_bytes >= BEYOND_BYTES else "middle"
 
 
+def sets_needed(moved_bytes: int) -> int:
+    """How many sets of tensors: one, or beyond the caches as many as exceed the last of them several times."""
+    return -(-CACHES * last_level_cache() // moved_bytes) if size_class(moved_bytes) == "beyond" else 1
+
+
+def memory_at(length: int, place: int) -> Any:
+    """A uint8 array of ``length`` bytes that begins ``place`` bytes, less than 4096, behind the beginning of a page."""
+    raw = np.zeros(length + 8192, np.uint8)
+    start = -raw.ctypes.data % 4096 + place
+    return raw[start : start + length]
+
+
 def _aligned(count: int, length: int) -> Any:
     """``count`` uint8 arrays of ``length`` bytes; each begins on a cache line and at another place of its page."""
-    made = []
-    for i in range(count):
-        raw = np.zeros(length + 8192, np.uint8)
-        start = -raw.ctypes.data % 4096 + i % 8 * 320
-        made.append(raw[start : start + length])
-    return made
+    return [memory_at(length, i % 8 * 320) for i in range(count)]
 
 
 class Buffers:
@@ -68,11 +75,10 @@ class Buffers:
         length = rows * size * np.dtype(numpy_type).itemsize
         self.moved_bytes = 2 * tensors * length
         self.size_class = size_class(self.moved_bytes)
-        number = -(-CACHES * last_level_cache() // self.moved_bytes) if self.size_class == "beyond" else 1
         rng = np.random.default_rng(1)
         block = rng.standard_normal(min(rows * size, 1 << 20), np.float32).astype(numpy_type).view(np.uint8)
         self.sets = []
-        for _ in range(number):
+        for _ in range(sets_needed(self.moved_bytes)):
             memory = _aligned(2 * tensors, length)
             for target in memory[:tensors]:
                 target[:] = np.resize(block, length)

@@ -55,8 +55,9 @@ def main(rounds, seconds):
             for size in SIZES:
                 given = model(size, kind, place)
                 models = [rmsnorm_deploy.fuse(given, also=["gates"])[0], given, rmsnorm_deploy.fuse(given)[0]]
+                sessions = [cpu_session(each, ours=each is not given) for each in models]
                 for rows in ROWS:
-                    three = [contestant(cpu_session(each, ours=each is not given), rows, size, 1) for each in models]
+                    three = [contestant(each, rows, size, 1) for each in sessions]
                     alternate(three, judged=3, most_rounds=rounds, seconds=seconds, precision=0.005)
                     theirs, beside = (ratios(three[0], other) for other in three[1:])
                     found.append((median(theirs), median(beside)))

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto
 
-from benchmarks.buffers import CACHES, last_level_cache, size_class
+from benchmarks.buffers import memory_at, sets_needed
 from benchmarks.timing import Contestant
 from rmsnorm_deploy.run.registering import register
 
@@ -66,11 +66,11 @@ def _calls(session: Any, rows: int, size: int, place: int) -> list[Callable[[], 
     inputs = len(session.get_inputs())
     moved = sum(rows * size * kind.itemsize for _, kind in tensors)
     found: list[Callable[[], object]] = []
-    for seed in range(-(-CACHES * last_level_cache() // moved) if size_class(moved) == "beyond" else 1):
+    for seed in range(sets_needed(moved)):
         binding, kept = session.io_binding(), []
         rng = np.random.default_rng(seed)
         for i, (name, kind) in enumerate(tensors):
-            value = _memory(rows * size * kind.itemsize, (place + 320 * i) % 4096).view(kind)
+            value = memory_at(rows * size * kind.itemsize, (place + 320 * i) % 4096).view(kind)
             kept.append(value)
             if i < inputs:
                 value[:] = rng.standard_normal(value.size, np.float32)
@@ -82,10 +82,3 @@ def _calls(session: Any, rows: int, size: int, place: int) -> list[Callable[[], 
 
 def _run(session: Any, binding: Any, _kept: list[Any]) -> None:
     session.run_with_iobinding(binding)
-
-
-def _memory(length: int, place: int) -> Any:
-    """So many bytes, from this place of a page on."""
-    raw = np.zeros(length + 8192, np.uint8)
-    start = -raw.ctypes.data % 4096 + place
-    return raw[start : start + length]
