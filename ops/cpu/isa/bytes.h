@@ -135,18 +135,15 @@ template <bool kDivide>
 INLINE void ends_of(const float* x, const float* scale, Factor factor, std::int64_t size, float* least, float* most) {
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
-  Vector lows = set1(*least);
-  Vector highs = set1(*most);
+  ExactEnds ends = {set1(*least), set1(*most)};
   const auto take = [&](Vector v, Vector s) __attribute__((always_inline)) {
-    const Vector y = finished<float, kPlain, kRoundOnce, kDivide>(v, high, low, s, set1(0));
-    lows = at_most(y, lows);
-    highs = at_least(y, highs);
+    ends.take(finished<float, kPlain, kRoundOnce, kDivide>(v, high, low, s, set1(0)));
   };
   std::int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) take(load(x + i), load(scale + i));
   if (i < size) take(load_first(x + i, size - i), load_first(scale + i, size - i));
-  *least = least_of(lows);
-  *most = most_of(highs);
+  *least = ends.least();
+  *most = ends.most();
 }
 
 static void ends_kernel(const float* x, const float* scale, const RowFactors& factors, std::int64_t row,

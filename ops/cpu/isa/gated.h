@@ -14,38 +14,38 @@ constexpr std::int64_t kGatePiece = 4096;
 // Vectors whose gates are activated together.
 constexpr int kGates = 4;
 
-// Some vectors of the gate, activated.
-template <bool kSilu, bool kCoarse, int kCount, typename G>
-INLINE void activated_gate(const G* gate, Vector* to) {
+// Activates a gate. `whole` is given where each vector of it begins, and the vector; `last` what is left of fewer
+// values than lanes, and how many.
+template <bool kSilu, bool kCoarse, typename G, typename Whole, typename Last>
+INLINE void activate_each(const G* gate, std::int64_t size, Whole&& whole, Last&& last) {
+  std::int64_t i = 0;
+  Vector g[kGates];
+  for (; i + kGates * kLanes <= size; i += kGates * kLanes) {
 #pragma GCC unroll 4
-  for (int k = 0; k < kCount; ++k) to[k] = load(gate + k * kLanes);
-  activate<kSilu, kCoarse, kCount>(to);
-}
-template <bool kSilu, bool kCoarse, typename G>
-INLINE Vector activated_first(const G* gate, std::int64_t count) {
-  Vector g = load_first(gate, count);
-  activate<kSilu, kCoarse, 1>(&g);
-  return g;
+    for (int k = 0; k < kGates; ++k) g[k] = load(gate + i + k * kLanes);
+    activate<kSilu, kCoarse, kGates>(g);
+#pragma GCC unroll 4
+    for (int k = 0; k < kGates; ++k) whole(i + k * kLanes, g[k]);
+  }
+  for (; i + kLanes <= size; i += kLanes) {
+    g[0] = load(gate + i);
+    activate<kSilu, kCoarse, 1>(g);
+    whole(i, g[0]);
+  }
+  if (i < size) {
+    g[0] = load_first(gate + i, size - i);
+    activate<kSilu, kCoarse, 1>(g);
+    last(i, g[0], size - i);
+  }
 }
 
 // x times the activated gate.
 template <typename T, typename G, bool kSilu>
 INLINE void multiply(const T* x, const G* gate, float* to, std::int64_t count) {
-  std::int64_t i = 0;
-  Vector g[kGates];
-  for (; i + kGates * kLanes <= count; i += kGates * kLanes) {
-    activated_gate<kSilu, sizeof(T) == 2, kGates>(gate + i, g);
-#pragma GCC unroll 4
-    for (int k = 0; k < kGates; ++k) store(to + i + k * kLanes, load(x + i + k * kLanes) * g[k]);
-  }
-  for (; i + kLanes <= count; i += kLanes) {
-    activated_gate<kSilu, sizeof(T) == 2, 1>(gate + i, g);
-    store(to + i, load(x + i) * g[0]);
-  }
-  if (i < count) {
-    const std::int64_t rest = count - i;
-    store_first(to + i, load_first(x + i, rest) * activated_first<kSilu, sizeof(T) == 2>(gate + i, rest), rest);
-  }
+  activate_each<kSilu, sizeof(T) == 2>(
+      gate, count, [&](std::int64_t at, Vector g) __attribute__((always_inline)) { store(to + at, load(x + at) * g); },
+      [&](std::int64_t at, Vector g, std::int64_t rest)
+          __attribute__((always_inline)) { store_first(to + at, load_first(x + at, rest) * g, rest); });
 }
 
 template <typename T, typename G>
@@ -72,27 +72,16 @@ template <typename T, typename G, int kRounding, bool kLast, bool kSilu, bool kD
 INLINE void gated_values(const T* x, const G* gate, T* y, const float* scale, Factor factor, std::int64_t size) {
   const Vector high = set1(factor.high);
   const Vector low = set1(factor.low);
-  const auto put = [&](std::int64_t at, Vector g) __attribute__((always_inline)) {
-    const Vector n = divided<T, kDivide>(load(x + at), high, low);
-    store(y + at, gated<T, kRounding, kLast>(n, load(scale + at), g));
-  };
-  std::int64_t i = 0;
-  Vector g[kGates];
-  for (; i + kGates * kLanes <= size; i += kGates * kLanes) {
-    activated_gate<kSilu, sizeof(T) == 2, kGates>(gate + i, g);
-#pragma GCC unroll 4
-    for (int k = 0; k < kGates; ++k) put(i + k * kLanes, g[k]);
-  }
-  for (; i + kLanes <= size; i += kLanes) {
-    activated_gate<kSilu, sizeof(T) == 2, 1>(gate + i, g);
-    put(i, g[0]);
-  }
-  if (i < size) {
-    const std::int64_t rest = size - i;
-    const Vector last = activated_first<kSilu, sizeof(T) == 2>(gate + i, rest);
-    const Vector n = divided<T, kDivide>(load_first(x + i, rest), high, low);
-    store_first(y + i, gated<T, kRounding, kLast>(n, load_first(scale + i, rest), last), rest);
-  }
+  activate_each<kSilu, sizeof(T) == 2>(
+      gate, size,
+      [&](std::int64_t at, Vector g) __attribute__((always_inline)) {
+        const Vector n = divided<T, kDivide>(load(x + at), high, low);
+        store(y + at, gated<T, kRounding, kLast>(n, load(scale + at), g));
+      },
+      [&](std::int64_t at, Vector g, std::int64_t rest) __attribute__((always_inline)) {
+        const Vector n = divided<T, kDivide>(load_first(x + at, rest), high, low);
+        store_first(y + at, gated<T, kRounding, kLast>(n, load_first(scale + at, rest), g), rest);
+      });
 }
 
 // y of one row whose gate comes behind the norm.

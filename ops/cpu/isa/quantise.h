@@ -79,9 +79,8 @@ INLINE float most_of(Vector v) {
 }
 #endif
 
-#if !defined(HAS_UPPER_ENDS)
-// The ends of a range that holds zero, and values in turn.
-struct Ends {
+// The ends of a range, which holds zero unless it is told, and of values in turn.
+struct ExactEnds {
   // A product of two values, times another, may be this part off; it is then at most 6 roundings off.
   static constexpr float kOff = 0x1p-20f;
   Vector lows = set1(0);
@@ -97,6 +96,8 @@ struct Ends {
   ALWAYS_INLINE float least() const { return least_of(lows); }
   ALWAYS_INLINE float most() const { return most_of(highs); }
 };
+#if !defined(HAS_UPPER_ENDS)
+using Ends = ExactEnds;
 #endif
 
 // A NaN becomes the lower bound.
