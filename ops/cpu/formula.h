@@ -8,7 +8,11 @@
 #include "table.h"
 
 #if !defined(INLINE)
+#if defined(__OPTIMIZE__)
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // of members
+#else
+#define ALWAYS_INLINE inline  // a build for tests, which is no faster with a copy in each place and takes minutes more
+#endif
 #define INLINE static ALWAYS_INLINE
 #elif !defined(ALWAYS_INLINE)
 #define ALWAYS_INLINE

@@ -18,6 +18,7 @@ class Clocked:
         self.rng, self.spread = np.random.default_rng(seed), spread
         self.made = []
         monkeypatch.setattr("benchmarks.timing.time.thread_time_ns", lambda: int(self.now))
+        monkeypatch.setattr(sets.gc, "collect", lambda: 0)  # nothing here is large, and all that other tests left is
 
     def maker(self, name, microseconds):
         def make():
