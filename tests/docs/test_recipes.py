@@ -128,7 +128,7 @@ def test_a_recipe_applies_touches_few_files_and_passes_its_tests(title, tmp_path
     assert all(tests), "a recipe adds a test file, or shows how to run its tests"
     copy.apply("--include=tests/*")
     for arguments in tests:
-        done = copy.pytest(arguments)
+        done = copy.pytest([*arguments, "--exitfirst"])
         assert done.returncode in (1, 2), f"without the change the tests have to fail\n{done.stdout[-6000:]}"
     copy.apply("--exclude=tests/*")
     if any(name.startswith("ops/") for name in touched):

@@ -29,15 +29,19 @@ def product():
     return cblas.Kernel(Product("float32", (), a, b, c), "x_").source()
 
 
-def norm():
+def norm(target="llvm", size=24, **more):
     parameters = NormParameters(Op.RMS_NORM, TensorProto.FLOAT, epsilon=1e-6, scale_type=TensorProto.FLOAT)
-    wanted = Norm(parameters, "float32", 24, columns=True)
-    schedules = schedules_for(resolve("llvm"))
+    wanted = Norm(parameters, "float32", size, **more)
+    schedules = schedules_for(resolve(target))
     return schedules.source(wanted, schedules.default(wanted))
 
 
 SOURCES = {
-    "norm of columns": norm,
+    "norm of columns": lambda: norm(columns=True),
+    "norm of a GPU": lambda: norm("cuda", 896),
+    "norm of long rows": lambda: norm("opencl", 100_000),
+    "norm of a size known at run time": lambda: norm("webgpu", None),
+    "norm of columns of a GPU": lambda: norm("metal", columns=True),
     "softmax": lambda: Softmax((2, "s0", "s1"), 2, False, "float32", "float16", 0.5, True, (1, "s1")).source(8),
     "columns": lambda: Softmax((2, "s0", "s1"), 1, True, "float16", "float32").source(16),
     "product": product,

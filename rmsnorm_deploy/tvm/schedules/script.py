@@ -192,5 +192,5 @@ class _Python(ast.NodeTransformer):
         return _new(ast.Subscript, self.visit(node.value), self.visit(node.slice), ast.Load())
 
 
-_LOOPS = ("T.parallel", "T.vectorized", "T.unroll", "T.serial")
+_LOOPS = ("T.parallel", "T.vectorized", "T.unroll", "T.serial", "T.thread_binding")
 _MAKERS = ("T.match_buffer", "T.decl_buffer", "T.sblock_alloc_buffer", "T.int64")

@@ -181,7 +181,7 @@ Plain chosen{nullptr};"""
 def test_a_planted_race_is_noticed(threads, file, pattern, replacement):
     build, program = threads
     with build.planted(file, pattern, replacement):
-        done = run(program, build.make("rmsnorm_deploy"))
+        done = run(program, build.make("rmsnorm_deploy"), TSAN_OPTIONS="halt_on_error=1")
     assert done.returncode != 0
     assert RACE in done.stderr, done.stderr[-3000:]
     assert Path(file).name in done.stderr
