@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 
 import numpy as np
 import onnx
@@ -651,6 +652,32 @@ def test_a_device_that_dies_loses_nothing(model, odd, tmp_path, fleet, capfd):
     assert said[0] == f"error: the tracker at {fleet.address} has no device with the key 'gone'"
     assert "It has: two" in said[1]
     assert "rpc_server --tracker" in said[1]
+
+
+class Session:
+    """A device that runs nothing; it refers to itself, as TVM's may, and so does not go with the last reference."""
+
+    def __init__(self):
+        self.itself = self
+
+    def device(self, name):
+        raise RuntimeError(f"no {name}")
+
+    def get_function(self, name):
+        return None
+
+
+def test_a_device_is_free_when_it_has_measured(monkeypatch):
+    session = Session()
+    held = weakref.ref(session)
+    monkeypatch.setattr(devices, "_session", session)
+    del session
+    monkeypatch.setattr(measure, "_libraries", lambda job: [])
+    default = default_of(norm_of())
+    target = resolve("llvm")
+    job = Job(norm_of(), schedules_for(target), str(target), default, default, (1,), 1, 9.0)
+    assert measure.measure(job, True).unfit == "does not run: RuntimeError: no cpu"
+    assert held() is None
 
 
 def refused(model, tmp_path, capfd, address, key):

@@ -37,7 +37,8 @@ def caught(objects, fault, folder):
     if fault.unit == PLAN:
         files = [*units.values(), *em.compile_host(ops, folder / "objects")]
     else:
-        changed = em.compile_units(ops, [fault.unit], folder / "objects", "-O0")  # it takes longer to compile than to run
+        # It takes longer to compile than to run.
+        changed = em.compile_units(ops, [fault.unit], folder / "objects", "-O0")
         files = [*changed, *(file for unit, file in units.items() if unit != fault.unit), *host]
     faulty = em.Emulator(files, folder / "faulty.so")
     with pytest.raises(AssertionError) as found:
