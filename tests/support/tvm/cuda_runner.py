@@ -2,8 +2,10 @@
 
 import ctypes
 import re
+import shutil
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 from rmsnorm_deploy.tvm.schedules.gpu.vectors import VIEW
@@ -32,6 +34,7 @@ class Cuda(Runner):
         self.compiler = compiler()
         self.shifts = {}  # bytes by which a tensor does not begin at a multiple of 16
         self.folder = Path(tempfile.mkdtemp(prefix="emulated-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.build("-c", SHIM / "emulator.cpp", "-o", self.folder / "emulator.o")
         # Two thirds of what a kernel takes are its headers, which GCC reads from here in a moment.
         self.build("-x", "c++-header", HEADER, "-o", self.folder / f"{HEADER.name}.gch")
