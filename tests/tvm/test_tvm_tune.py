@@ -1,8 +1,10 @@
 """Tuning near and far: what is measured, what is lost when something breaks, and that the result is used."""
 
 import dataclasses
+import functools
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -655,10 +657,7 @@ def test_a_device_that_dies_loses_nothing(model, odd, tmp_path, fleet, capfd):
 
 
 class Session:
-    """A device that runs nothing; it refers to itself, as TVM's may, and so does not go with the last reference."""
-
-    def __init__(self):
-        self.itself = self
+    """A device that runs nothing."""
 
     def device(self, name):
         raise RuntimeError(f"no {name}")
@@ -678,6 +677,20 @@ def test_a_device_is_free_when_it_has_measured(monkeypatch):
     job = Job(norm_of(), schedules_for(target), str(target), default, default, (1,), 1, 9.0)
     assert measure.measure(job, True).unfit == "does not run: RuntimeError: no cpu"
     assert held() is None
+
+
+@pytest.mark.parametrize(
+    "schedules", [odd_schedules.OddSchedules(), *map(schedules_for, map(resolve, ("llvm", *GPUS)))]
+)
+def test_what_is_built_for_a_device_is_found_again_while_it_is_held(schedules, monkeypatch):
+    """A job comes to the child process twice, to be built and to be measured, each time as a copy of its own."""
+    made = []
+    monkeypatch.setattr(measure, "_library", functools.lru_cache(lambda *key: made.append(key) or len(made)))
+    default = schedules.default(norm_of())
+    job = Job(norm_of(), schedules, "a target", default, default, (1,), 1, 9.0)
+    for _ in range(2):
+        assert measure._libraries(pickle.loads(pickle.dumps(job))) == [1, 1]
+    assert len(made) == 1
 
 
 def refused(model, tmp_path, capfd, address, key):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import json
 import math
 import tempfile
@@ -99,21 +98,15 @@ def measure(job: Job, remote: bool) -> Outcome:
         remote: on the device that :func:`~rmsnorm_deploy.tvm.tuning.devices.reserve` got, which needs TVM's runtime and
             no compiler.
     """
+    session = devices.reserved()
     try:
-        return _measured(job, devices.reserved() if remote else None)
-    finally:
-        gc.collect()  # a session in a cycle of references would hold its device for as long as it may last
-
-
-def _measured(job: Job, session: Any) -> Outcome:
-    try:
-        return _on_device(job, _libraries(job), session)
+        return _on_device(job, _libraries(job), session if remote else None)
     except _Unfit as error:
         return Outcome(unfit=str(error))
     except Exception as error:  # the device's word, or the loss of it
         if "RPCSessionTimeoutError" in str(error):
             return Outcome(unfit=f"took longer than {job.seconds:g} s")
-        if session is not None and not _alive(session):
+        if remote and not _alive(session):
             return Outcome(lost=_said(error))
         return Outcome(unfit=f"does not run: {_said(error)}")
 

@@ -28,7 +28,10 @@ chosen = [OddSchedule(), OddSchedule(number=1)]
 """What the candidates are; a test replaces it."""
 
 
+@dataclasses.dataclass(frozen=True)
 class OddSchedules(Schedules[OddSchedule]):
+    """Equal to what comes of it in another process, as all are: a kernel is built once, before a device is held."""
+
     def refusal(self, norm):
         return None
 
