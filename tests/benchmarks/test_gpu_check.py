@@ -184,7 +184,7 @@ def test_wrong_kernels_stop_the_check(machine, tmp_path):
     text = source.read_text()
     assert "step = 4; step >= 0; --step" in text
     source.write_text(text.replace("step = 4; step >= 0; --step", "step = 4; step >= 1; --step"))
-    units = em.compile_units(ops, em.UNITS, tmp_path / "objects", "-O0")
+    units = em.compile_units(ops, em.UNITS, tmp_path / "objects", em.UNOPTIMISED)
     faulty = em.Emulator([*units, *em.compile_host(ops, tmp_path / "objects")], tmp_path / "faulty.so").path
     done = check(environment, "--quick", "--library", faulty, "--out", tmp_path / "out")
     result = json.loads((tmp_path / "out" / "gpu.json").read_text())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmsnorm_deploy.run.library import library_path
+from tests.support.native import unoptimised
 
 ROOT = Path(__file__).parents[2]
 MOST = {
@@ -31,8 +32,7 @@ import pathlib, sys, pytest, rmsnorm_deploy
 assert pathlib.Path(rmsnorm_deploy.__file__).is_relative_to(pathlib.Path.cwd()), rmsnorm_deploy.__file__
 sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
-# A compiler that does not optimise, which takes most of the time and changes no result.
-LAUNCHER = '-DCMAKE_CXX_COMPILER_LAUNCHER=bash;-c;exec "${@/#-O3/-O0}";compiler'
+LAUNCHER = f"-DCMAKE_CXX_COMPILER_LAUNCHER={unoptimised()}"
 
 
 def sections():

@@ -51,6 +51,14 @@ def can_link(folder, *flags):
     return made.returncode == 0 and subprocess.run([folder / "empty"], capture_output=True, check=False).returncode == 0
 
 
+def unoptimised(but="no source"):
+    """What CMake puts before a compiler that shall not optimise, which takes most of the time and changes no result.
+
+    ``but`` is how the path of a source ends that is optimised all the same.
+    """
+    return f'bash;-c;[[ "${{@: -1}}" == *"{but}" ]] && exec "$@" || exec "${{@/#-O3/-O0}}";compiler'
+
+
 def launcher():
     """What CMake puts before the compiler: kernels that this machine cannot run are compiled without sanitizers.
 

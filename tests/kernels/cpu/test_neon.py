@@ -11,12 +11,11 @@ import pytest
 from tests.support import contract_cases, gated_cases
 from tests.support.contract import BAD_ISA, cases
 from tests.support.driver import Driver, build, run
+from tests.support.native import unoptimised
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
-# Only what is there for this architecture alone is optimised as it will be: the rest is, where other tests run it.
-LAUNCHER = 'bash;-c;[[ "${@: -1}" == */isa/neon.cpp ]] && exec "$@" || exec "${@/#-O3/-O0}";compiler'
 
 if platform.machine() in ("aarch64", "arm64"):
     pytest.skip("test_contract.py runs these kernels on this machine itself", allow_module_level=True)
@@ -35,7 +34,8 @@ def command(tmp_path_factory):
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": "aarch64",
         "CMAKE_CXX_COMPILER": COMPILER,
-        "CMAKE_CXX_COMPILER_LAUNCHER": LAUNCHER,
+        # What is there for other architectures too is optimised where other tests run it.
+        "CMAKE_CXX_COMPILER_LAUNCHER": unoptimised(but="/isa/neon.cpp"),
         "RMSNORM_DEPLOY_WERROR": "ON",
     }
     run("cmake", "-S", ROOT / "ops", "-B", folder, *(f"-D{name}={value}" for name, value in options.items()))

@@ -22,7 +22,7 @@ OPTION = "-DRMSNORM_DEPLOY_CUDA_PDL"
 @pytest.fixture(scope="module")
 def early_units(tmp_path_factory):
     em.compiler()
-    return em.compile_units(em.ROOT / "ops", em.UNITS, tmp_path_factory.mktemp("early"), OPTION, "-O0")
+    return em.compile_units(em.ROOT / "ops", em.UNITS, tmp_path_factory.mktemp("early"), OPTION, em.UNOPTIMISED)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_planted_fault_is_caught(objects, early_units, tmp_path, file, old, ne
     assert source.read_text().count(old) == 1
     source.write_text(source.read_text().replace(old, new))
     unit = "launch" if file == "launch.cu" else "rows_float16"
-    changed = em.compile_units(ops, [unit], tmp_path / "units", OPTION, "-O0")
+    changed = em.compile_units(ops, [unit], tmp_path / "units", OPTION, em.UNOPTIMISED)
     files = [*changed, *(u for u in early_units if u.stem != unit), *objects[1]]
     if file == "launch.cu":  # kernels of an older architecture, which have no wait
         files = [*changed, *(u for name, u in objects[0].items() if name != unit), *objects[1]]

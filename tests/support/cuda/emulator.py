@@ -28,6 +28,8 @@ FLAGS = [
     '-DRMSNORM_DEPLOY_CUDA_ARCHITECTURES="emulated"',
 ]
 SANITIZE = ["-fsanitize=alignment,signed-integer-overflow,bounds", "-fno-sanitize-recover=all"]
+UNOPTIMISED = "-O0"
+"""For kernels that few calls run: they take longer to compile than to run."""
 CANARY = 0xA5
 
 

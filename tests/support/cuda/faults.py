@@ -37,8 +37,7 @@ def caught(objects, fault, folder):
     if fault.unit == PLAN:
         files = [*units.values(), *em.compile_host(ops, folder / "objects")]
     else:
-        # It takes longer to compile than to run.
-        changed = em.compile_units(ops, [fault.unit], folder / "objects", "-O0")
+        changed = em.compile_units(ops, [fault.unit], folder / "objects", em.UNOPTIMISED)
         files = [*changed, *(file for unit, file in units.items() if unit != fault.unit), *host]
     faulty = em.Emulator(files, folder / "faulty.so")
     with pytest.raises(AssertionError) as found:
